@@ -186,4 +186,73 @@ class Model(nn.Module):
 """,
         [{"depths": (3,)}, {"depths": (1, 2, 1)}],
     ),
+    "a token of the classes and a pooling that a field chooses": Program(
+        """
+class Pass(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x
+
+
+class Model(nn.Module):
+    hidden: int = 6
+    pool: str = "mean"
+    represented: int | None = 5
+    classes: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(self.hidden, (2, 2), strides=(2, 2))(x)
+        n, h, w, c = x.shape
+        x = jnp.reshape(x, [n, h * w, c])
+        if self.pool in ["token", "all"]:
+            token = self.param("token", nn.initializers.normal(), (1, 1, c))
+            x = jnp.concatenate([jnp.tile(token, [n, 1, 1]), x], axis=1)
+        x = x + nn.Dense(c)(nn.LayerNorm()(x))
+        if self.pool == "token":
+            x = x[:, 0]
+        elif self.pool == "mean":
+            x = jnp.mean(x, axis=list(range(1, x.ndim - 1)))
+        elif self.pool == "all":
+            x = x[..., None, :].sum(-2)
+        else:
+            raise ValueError(self.pool)
+        if self.represented is not None:
+            x = nn.tanh(nn.Dense(self.represented, name="pre")(x))
+        else:
+            x = Pass(name="pre")(x)
+        if self.classes:
+            x = nn.Dense(self.classes, name="head")(x)
+        return x
+""",
+        [
+            {"represented": None, "hidden": 4},
+            {"pool": "token", "represented": 7},
+            {"pool": "all", "represented": None},
+            {"pool": "token", "classes": 0},
+        ],
+        inputs=[(2, 4, 4, 3)],
+    ),
+    "arrays beside each other on an axis of the middle and on the last one": Program(
+        """
+class Model(nn.Module):
+    width: int = 4
+    many: int = 3
+    is_wide: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(self.width)(x)
+        y = nn.Dense(self.width)(x)[:, None, :]
+        for _ in range(self.many - 1):
+            y = jnp.concatenate([y, nn.Dense(self.width)(x)[:, None, :]], axis=1)
+        if self.is_wide:
+            x = jnp.concatenate([x, y[:, -1]], axis=1)
+        else:
+            x = jnp.concatenate([x, y.sum(1)], axis=0)
+        return nn.Dense(x.shape[-1] + 1, name="last")(x)
+""",
+        [{"width": 5}, {"many": 1}, {"is_wide": False, "width": 3}],
+        inputs=[(2, 4)],
+    ),
 }

@@ -110,6 +110,13 @@ def test_a_size_is_set_once_where_a_branch_makes_no_layer(rewritten):
     assert text.count("features_in = width") == 2
 
 
+def test_a_size_is_set_where_it_changes_and_is_read_behind_it(rewritten):
+    name = "a token of the classes and a pooling that a field chooses"
+    (text,) = rewritten(programs_sizes.PROGRAMS[name]).result.sources.values()
+    lines = [line.strip() for line in text.splitlines() if "features_in = " in line]
+    assert lines == ["features_in = self.hidden", "features_in = self.represented"]
+
+
 @pytest.mark.filterwarnings("ignore:The inputs_kv arg:DeprecationWarning")
 def test_attention_is_given_its_inputs_by_name(rewritten):
     found = rewritten(programs_structure.INPUTS_KV)

@@ -208,6 +208,7 @@ class Records:
         instances: by run and path.
         conditions: local variables when a watched line began, by run, owner's path, file and line.
         lines: the lines that ran, by file.
+        ranks: how many dimensions local arrays had when a line began, by file, line and name.
         variables: abstract variables of each run.
         lifted: the classes that lifted transforms made.
         functions: the calls of functions under lifted transforms.
@@ -225,6 +226,7 @@ class Records:
         default_factory=dict
     )
     lines: dict[str, set[int]] = dataclasses.field(default_factory=dict)
+    ranks: dict[tuple[str, int, str], set[int]] = dataclasses.field(default_factory=dict)
     variables: list[Any] = dataclasses.field(default_factory=list)
     lifted: dict[type, Lifted] = dataclasses.field(default_factory=dict)
     steps: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)

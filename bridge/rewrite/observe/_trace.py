@@ -165,6 +165,7 @@ class Watch:
                 self._set_up(frame)
             if event == "line":
                 lines.add(frame.f_lineno)
+                self._note_ranks(frame)
                 if frame.f_lineno in watched:
                     owner = owner_of(frame, self._is_users)[0]
                     if owner is not None and owner.scope is not None:
@@ -173,6 +174,13 @@ class Watch:
             return local
 
         return local
+
+    def _note_ranks(self, frame: Any) -> None:
+        """How many dimensions the arrays of a method have where a line begins."""
+        place = frame.f_code.co_filename, frame.f_lineno
+        for name, value in frame.f_locals.items():
+            if isinstance(value, jax.Array):
+                self.records.ranks.setdefault((*place, name), set()).add(value.ndim)
 
     def _set_up(self, frame: Any) -> None:
         """What a `setup` gave arrays."""

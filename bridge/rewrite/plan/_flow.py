@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
@@ -215,6 +216,7 @@ class Facts(NamedTuple):
         is_apart: whether the layers are made elsewhere, where no variable follows a call.
         is_function: slot -> whether it is the call of a function that makes layers.
         lines: the lines of the file that ran.
+        rank: a name -> how many dimensions its array has there, None if that is not known.
     """
 
     arguments: Sequence[str]
@@ -232,6 +234,7 @@ class Facts(NamedTuple):
     is_apart: bool
     is_function: Callable[[Slot], bool]
     lines: Collection[int]
+    rank: Callable[[ast.expr], int | None]
 
 
 class Flow:
@@ -268,6 +271,8 @@ class Flow:
             self.shapes: dict[ast.expr, Size] = {}
             self.updates: list[Update] = []
             self._names: dict[str, Known] = {each: Given(each) for each in facts.arguments}
+            # By variable, the expression whose value it surely has.
+            self._held: dict[str, Written] = {}
             self._numbers: set[str] = set()
             self.broken: set[str] = set()
             self._taken: list[str] = []
@@ -275,6 +280,7 @@ class Flow:
             if (self._kept, self._lost) == before:
                 break
         self.returned = [self._from_outside(each) for each in self.returned]
+        self.updates = [each for each in self.updates if self._is_read(each)]
 
     # Statements.
 
@@ -437,14 +443,17 @@ class Flow:
             for name, value in self._names.items()
         }
         ends: list[dict[str, Known]] = []
+        held, held_at_ends = self._held, list[dict[str, Written]]()
         number = len(self.updates)
         for block in blocks:
-            self._names = dict(before)
+            self._names, self._held = dict(before), dict(held)
             if self._block(block):
                 self._end(block, before)
                 ends.append(self._names)
+                held_at_ends.append(self._held)
         if not ends:
             return False
+        self._held = {n: v for n, v in held_at_ends[0].items() if _is_one(n, v, held_at_ends)}
         if not is_known:
             # The constructor cannot follow: lists and sizes are unknown if the branches differ.
             grown = {each.variable for each in self.updates[number:]}
@@ -466,6 +475,7 @@ class Flow:
             return
         bound = bound_in_all(node.body) | bound_in(node.target)
         self._keep_before(node, bound)
+        self._let_go(bound)
         for name in bound:
             if (node, name) in self._lost:
                 self._names[name] = None
@@ -483,6 +493,7 @@ class Flow:
             self._add(item.id, Each(name), "each", node)
         if self._block(node.body):
             self._end(node.body, {})
+        self._let_go(bound)
         after = self._names
         grown = {each.variable for each in self.updates[number:]}
         self.broken |= grown & {*lists.values()}
@@ -604,13 +615,43 @@ class Flow:
 
     def _set(self, update: Update) -> None:
         """Sets a variable; others that are known by it need one of their own."""
+        own, size = update.variable, update.size
+        held = self._held.pop(own, None)
+        if isinstance(size, Written):
+            self._held[own] = size
+        if held is not None and is_same(held, size):
+            self._names[own] = Kept(own)
+            return
         self.updates.append(update)
-        own = update.variable
         for name, value in self._names.items():
             if name != own and Kept(own) in parts_of(value):
                 self._kept.add(name)
                 self._names[name] = None
         self._names[own] = Kept(own)
+
+    def _let_go(self, bound: Collection[str]) -> None:
+        """Forgets what is held by variables that a loop may set, or is written with its names."""
+        self._held = {
+            name: value
+            for name, value in self._held.items()
+            if name not in bound and _is_stable(value, {*bound})
+        }
+
+    def _is_read(self, update: Update) -> bool:
+        """Whether what an update sets is read behind it, or in another turn of a loop."""
+        if update.kind != "set":
+            return True
+        statement, variable = update.statement, update.variable
+        around = [statement, *self._facts.source.ancestors(statement)]
+        loops = {each for each in around if isinstance(each, ast.For | ast.While)}
+        inputs = [(self.called[s], e) for s, given in self.inputs.items() for e in given.values()]
+        others = [(each.statement, each.size) for each in self.updates if each is not update]
+        begin = statement.lineno if update.is_before else (statement.end_lineno or 0) + 1
+        return any(
+            place.lineno >= begin or not loops.isdisjoint(self._facts.source.ancestors(place))
+            for place, size in (*inputs, *self.dimensions.items(), *self.shapes.items(), *others)
+            if variable in variables_of(size)
+        )
 
     # What a method returns, without the variables of its constructor.
 
@@ -705,6 +746,7 @@ class Flow:
 
     def _rebind(self, name: str, node: ast.stmt) -> None:
         """Sets the variables of what was written with a name that gets another value."""
+        self._held = {n: v for n, v in self._held.items() if _is_stable(v, {name})}
         for other, value in list(self._names.items()):
             if other == name or not isinstance(value, Size) or _is_stable(value, {name}):
                 continue
@@ -768,6 +810,10 @@ class Flow:
                     node.slice, ast.Slice
                 )
                 return Item(name, node.slice) if is_known else None
+            case ast.Subscript():
+                own = self._size(node.value)
+                self._children(node.slice)
+                return own if _keeps_last_index(node.slice, self._facts.rank(node.value)) else None
         self._children(node)
         return None
 
@@ -976,11 +1022,16 @@ class Flow:
             self._children(node)
             return None
         sizes = [self._size(each) for each in parts.elts]
-        if axis is None or None in sizes:
+        number = _number(axis)
+        if number is None or not sizes:
             return None
-        if _is_last(axis):
-            return Sum(tuple(sizes))
-        return sizes[0] if _is_front(axis) else None
+        ranks = {rank for each in parts.elts if (rank := self._facts.rank(each)) is not None}
+        if number == -1 or ranks == {number + 1}:
+            return None if None in sizes else Sum(tuple(sizes))
+        if number < 0 or number == 0 or (len(ranks) == 1 and number + 1 < max(ranks)):
+            # The other axes are all the same.
+            return functools.reduce(_beside, sizes)
+        return None
 
     def _one_of(self, sizes: Sequence[Size | None], test: ast.expr | None) -> Size | None:
         """One of the sizes, the first one where a condition holds."""
@@ -1289,8 +1340,23 @@ def _is_last(node: ast.expr | None) -> bool:
     return _number(node) == -1
 
 
-def _is_front(node: ast.expr) -> bool:
-    return _number(node) == 0
+def _keeps_last_index(index: ast.expr, rank: int | None) -> bool:
+    """Whether an index such as that of `x[:, 0]` leaves the last axis as it is.
+
+    Args:
+        index: the index.
+        rank: how many dimensions the array has, if that is known.
+    """
+    items = index.elts if isinstance(index, ast.Tuple) else [index]
+    last = items[-1] if items else None
+    is_ellipsis = isinstance(last, ast.Constant) and last.value is ...
+    is_whole = isinstance(last, ast.Slice) and not (last.lower or last.upper or last.step)
+    if is_ellipsis or is_whole:
+        return True
+    added = [each for each in items if isinstance(each, ast.Constant) and each.value is None]
+    taken = [each for each in items if isinstance(each, ast.Slice) or _number(each) is not None]
+    is_simple = len(added) + len(taken) == len(items)
+    return is_simple and rank is not None and len(taken) < rank
 
 
 def _takes_last(node: ast.Call, rest: Sequence[ast.expr]) -> bool:
@@ -1298,6 +1364,8 @@ def _takes_last(node: ast.Call, rest: Sequence[ast.expr]) -> bool:
     axis = next((k.value for k in node.keywords if k.arg == "axis"), rest[0] if rest else None)
     if axis is None or any(k.arg == "keepdims" for k in node.keywords):
         return True
+    if _are_axes_before_last(axis):
+        return False
     try:
         found = ast.literal_eval(axis)
     except ValueError:
@@ -1305,6 +1373,24 @@ def _takes_last(node: ast.Call, rest: Sequence[ast.expr]) -> bool:
     axes = found if isinstance(found, tuple | list) else (found,)
     # An axis from the front may be the last one of an array of few.
     return not all(isinstance(each, int) and each not in (-1,) and each < 3 for each in axes)
+
+
+def _are_axes_before_last(node: ast.expr) -> bool:
+    """Whether axes are counted up to the last one, as in `tuple(range(1, x.ndim - 1))`."""
+    is_sequence = isinstance(node, ast.Call) and ast.unparse(node.func) in ("list", "tuple")
+    if is_sequence and isinstance(node, ast.Call) and len(node.args) == 1:
+        node = node.args[0]
+    if not _is_range(node) or len(node.args) != 2:
+        return False
+    start, stop = node.args
+    return (
+        (_number(start) or 0) >= 0
+        and isinstance(stop, ast.BinOp)
+        and isinstance(stop.op, ast.Sub)
+        and isinstance(stop.left, ast.Attribute)
+        and stop.left.attr == "ndim"
+        and (_number(stop.right) or 0) >= 1
+    )
 
 
 def _keeps_last_axis(node: ast.Call) -> bool:

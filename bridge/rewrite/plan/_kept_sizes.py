@@ -114,8 +114,29 @@ class KeptSizes:
                 is_apart,
                 self._is_function,
                 method.program.records.lines.get(method.source.file, ()),
+                self._rank,
             ),
         )
+
+    def _rank(self, node: ast.expr) -> int | None:
+        """How many dimensions the array of a name has, where that is the same in each run."""
+        if not isinstance(node, ast.Name):
+            return None
+        ranks, file = self._method.program.records.ranks, self._source.file
+        statement: ast.AST = self._source.statement_of(node)
+        while isinstance(statement, ast.stmt):
+            found = ranks.get((file, statement.lineno, node.id))
+            if found is not None:
+                return next(iter(found)) if len(found) == 1 else None
+            # It did not run: as before the branch, if nothing in it has set the name.
+            around = self._source.parents[statement]
+            if not isinstance(around, ast.If):
+                return None
+            block = around.body if statement in around.body else around.orelse
+            if node.id in bound_in_all(block[: block.index(statement)]):
+                return None
+            statement = around
+        return None
 
     def _made_by_setup(self) -> tuple[dict[str, Made], dict[str, Made]]:
         """The layers of `setup` by attribute, and those in lists that comprehensions make."""
