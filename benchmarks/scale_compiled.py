@@ -107,7 +107,7 @@ def compiled(form: str, shape: Shape, mesh: Any) -> Compiled:
 def largest_buffer(text: str) -> tuple[int, str]:
     """The bytes and the shape of the largest array that an optimised HLO module makes.
 
-    What is inside of a fusion has no buffer of its own.
+    What is inside a fusion has no buffer of its own.
     """
     fused = set(re.findall(r" fusion\(.*calls=%?([\w.-]+)", text))
     found = (0, "")

@@ -4,7 +4,7 @@ NNX sets attributes on every module of a tree. A Linen module takes the same cho
 the method that is called, or as dataclass fields. The first of these that says something wins:
 
 1. what the caller gives: an argument of this very call;
-2. what the model's author wrote: arguments inside of the model, fields of the modules in it, also
+2. what the model's author wrote: arguments inside the model, fields of the modules in it, also
    of the Linen layers in a `bridge.Module`;
 3. the modes: arguments that the caller left out, the wrapped module's own mode fields, and mode
    fields at any depth that are None. An NNX module inside has its attributes set, as natively.

@@ -46,7 +46,7 @@ def out_of_scope_remedy(name: str, typ: type) -> str:
     pair = f"{{{name!r}: {typ.__name__}}}"
     return (
         f"it has collection {name!r} in the registry {pair} that registry.use had put in force and"
-        f" that is not in force here; use its model inside of `with registry.use(...)` too, or"
+        f" that is not in force here; use its model inside `with registry.use(...)` too, or"
         f" register the pair for good with register_variable_name({name!r}, {typ.__name__})"
     )
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.test_guide_projects import patched
@@ -53,8 +54,29 @@ def shell(tmp_path, monkeypatch):
     return run
 
 
+OLD = """import pathlib
+from digits import checkpoint, config, data, evaluate, train
+
+state = train.create(config.Config())
+(images, labels), _ = data.load()
+state, _ = train.train_step(state, images[:8], labels[:8])
+checkpoint.save(pathlib.Path("old"), state)
+print(float(abs(evaluate.logits(state, images[:8])).sum()))
+"""
+NEW = """import pathlib
+from digits import checkpoint, config, data, evaluate, train
+
+state = train.create(config.Config())
+(images, labels), _ = data.load()
+checkpoint.load_linen(pathlib.Path("old"), state)
+assert state.optimizer.step[...] == 1
+print(float(abs(evaluate.logits(state, images[:8])).sum()))
+"""
+
+
 def test_the_commands_of_the_guide_do_what_it_says(shell, tmp_path):
     run, printed = 0, ""
+    (before,) = shell(f"python - <<'END'\n{OLD}END").stdout.splitlines()[-1:]
     for kind, path, language, text in BLOCK.findall(GUIDE.read_text()):
         if kind == "file":
             (tmp_path / path).write_text(text + "\n")
@@ -71,3 +93,5 @@ def test_the_commands_of_the_guide_do_what_it_says(shell, tmp_path):
             assert re.search(pattern, printed, re.DOTALL), printed
     assert run == 7
     assert "flax import linen" not in (tmp_path / "digits" / "model.py").read_text()
+    (after,) = shell(f"python - <<'END'\n{NEW}END").stdout.splitlines()[-1:]
+    np.testing.assert_allclose(float(after), float(before), rtol=1e-5)

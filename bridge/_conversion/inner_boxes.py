@@ -1,4 +1,4 @@
-"""Metadata boxes inside of the value of a Variable, such as a dict of partitioned arrays."""
+"""Metadata boxes inside the value of a Variable, such as a dict of partitioned arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOXES = "linen_boxes"
 
 
 def unboxed_within(variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
-    """A Variable with the metadata boxes inside of its value in its metadata; `boxed` undoes it."""
+    """A Variable with the metadata boxes inside its value in its metadata; `boxed` undoes it."""
     value = raw_value(variable)
     if isinstance(value, jax.Array):
         return variable

@@ -56,7 +56,7 @@ class ShardingError(BridgeError, ValueError):
         super().__init__(
             f"{where} cannot be sharded over the mesh {self.mesh}{whose}:"
             + bullets(f"{path} {what}: {wrong}" for path, what, wrong in self.problems)
-            + f"\n{remedy}, and give a dimension that cannot be divided no axis."
+            + f"\n{remedy}, and name no axis for a dimension that cannot be divided."
         )
 
 

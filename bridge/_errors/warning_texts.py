@@ -70,7 +70,7 @@ def untold_change_text(where: str, places: Iterable[str]) -> str:
 
 
 def lifted_removal_text(where: str, places: Iterable[str]) -> str:
-    """The warning about variables that a call removes inside of a lifted transform."""
+    """The warning about variables that a call removes inside a lifted transform."""
     return (
         f"{where} removed {', '.join(places)} in a lifted transform (nn.jit, nn.remat, nn.scan …),"
         " which merges the variables that come out of it with those that went in, so they stay;"

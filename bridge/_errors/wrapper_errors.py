@@ -80,7 +80,7 @@ class MissingRngError(BridgeError, flax_errors.InvalidRngError):
     def __init__(self, where: str, streams: Iterable[str], available: Iterable[str], remedy: str):
         self.streams: tuple[str, ...] = tuple(streams)
         super().__init__(
-            f"{where} draws from the RNG streams {listed(self.streams)}, the streams that exist are"
+            f"{where} draws from the RNG streams {listed(self.streams)}; available streams:"
             f" {listed(sorted(available))}; {remedy}",
         )
 
@@ -92,7 +92,7 @@ class OuterStateError(BridgeError, flax_errors.TraceContextError):
         super().__init__(
             f"the constructor of {where} changes Variables that it did not make: it draws from an"
             f" nnx.Rngs that it closes over or was given, for instance; {detail}\nA program cannot"
-            " change what is outside of it, nor can a definition be made again so. Let the"
+            " change what is outside it, and the definition could not be made again. Let the"
             " constructor take rngs, which init(key) passes; or call init outside of the transform,"
             " and keep the collection `nnx` that it returns with the other variables",
         )

@@ -159,7 +159,7 @@ def shares_scope(module: nn.Module) -> bool:
 
 
 def is_lifted(module: nn.Module) -> bool:
-    """Whether a bound module is inside of a lifted transform, which makes a root scope of its own.
+    """Whether a bound module is inside a lifted transform, which makes a root scope of its own.
 
     Only the name that Flax shows for the scope, such as `jit(encoder)`, says so.
     """

@@ -105,7 +105,9 @@ class ToNNX(LinenHolder):
         Args:
           module: a Linen module instance.
           variables: `{collection: {name: array, box or mapping}}`, as `module.init` returns them.
-          rngs: as for `ToNNX`.
+          rngs: the streams that calls draw from, such as `nnx.Rngs(dropout=0)` for a model that is
+            trained with dropout, or one key for all streams. No parameters are initialised, so a
+            model that draws nothing in a call needs none.
           **options: as for `ToNNX`.
 
         Returns:

@@ -242,7 +242,7 @@ def _pieces(
 
 
 def _graphdefs(module: nnx.Pytree) -> tuple[Any, ...]:
-    """The GraphDefs of NNX modules inside of Linen modules inside of this one, by path."""
+    """The GraphDefs of NNX modules inside Linen modules inside this one, by path."""
     return tuple(
         (tuple(map(str, path)) + below, graphdef)
         for path, node in holders(module)

@@ -231,7 +231,7 @@ def mutable_around() -> Any:
 def joined() -> ModuleInCall | None:
     """The module whose call a module that is called now is part of.
 
-    None inside of a Linen module: what is there has its own keys and collections.
+    None inside a Linen module: what is there has its own keys and collections.
     """
     top = MODULE_CONTEXT.module_stack[-1]
     return None if top is None or is_linen_innermost() else top

@@ -35,7 +35,7 @@ def nnx_modules_as_linen() -> Generator[None, None, None]:
     variables that the NNX module does not have are taken to be the interceptors'.
 
     `context.module.nnx_module` is the NNX module. The call of the outermost module is that of the
-    `ToLinen`, which Linen shows anyway. Copies that `nnx` transforms make inside of a module are
+    `ToLinen`, which Linen shows anyway. Copies that `nnx` transforms make inside a module are
     not shown. A program that `jax.jit` has compiled before is run as it is.
 
     Example::

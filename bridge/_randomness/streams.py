@@ -110,7 +110,7 @@ def _several_keys(rngs: object) -> str:
         return ""
     return (
         "that is an array of keys, as jax.random.split returns it; pass one of them, or make the"
-        " wrapper inside of the function that jax.vmap or nnx.vmap maps over them"
+        " wrapper inside the function that jax.vmap or nnx.vmap maps over them"
     )
 
 

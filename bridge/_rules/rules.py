@@ -257,7 +257,7 @@ class Route:
         for text in self.nnx.split(".") if self.nnx else ():
             match = _SEGMENT.fullmatch(text)
             if match is None:
-                raise ValueError(f"no NNX path with dots: {self.nnx!r}")
+                raise ValueError(f"not an NNX path with dots: {self.nnx!r}")
             axis = int(match["star_axis"] or match["axis"] or 0)
             found.append(Segment(match["name"], match["index"], axis))
         stars = sum(part.name is None for part in found)

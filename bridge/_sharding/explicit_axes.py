@@ -135,7 +135,7 @@ def mesh_in_force() -> AnyMesh:
 
 
 def _concrete(mesh: AnyMesh) -> Mesh | None:
-    """The mesh with its devices, None inside of a program."""
+    """The mesh with its devices, None inside a program."""
     if isinstance(mesh, Mesh):
         return mesh
     try:

@@ -92,7 +92,7 @@ def init_sharded(
       ConversionError: `rules` are not rules of a mesh.
     """
     if not isinstance(mesh, jax.sharding.Mesh):
-        raise InvalidMeshError("init_sharded", mesh, "a jax.sharding.Mesh, whose devices are there")
+        raise InvalidMeshError("init_sharded", mesh, "a jax.sharding.Mesh with devices")
     return ShardedProgram(build, mesh, inputs, kwargs, rules, rngs, method).run()
 
 

@@ -122,7 +122,7 @@ def decode(encoded: Any) -> Any:
     try:
         made = {decode(key): decode(value) for key, value in content}
     except TypeError as error:
-        raise MalformedError(f"a key that is none, in {_short(encoded)}") from error
+        raise MalformedError(f"something that is not a key, in {_short(encoded)}") from error
     if len(made) != len(content):
         raise MalformedError(f"a mapping with one key twice, {_short(encoded)}")
     return _MAPPINGS[name](made)

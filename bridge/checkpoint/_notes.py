@@ -114,7 +114,7 @@ def read(path: Any) -> Notes:
         written_by, own = content["written_by"], content.pop("digest", None)
         is_intact = None if own is None else own == _digest(content)
         if type(version) is not int or written_by not in ("linen", "nnx"):
-            raise MalformedError("its version or its side is none")
+            raise MalformedError("its version or its side is not valid")
         if VARIABLES not in content["items"]:
             raise MalformedError(f"there is no tree {VARIABLES!r}")
         for name, leaves in content["items"].items():
@@ -177,18 +177,18 @@ def _record(leaf: Any, item: str) -> Record:
     _check_fields(leaf, _LEAF, _OPTIONAL)
     path = _json.decode(leaf["path"])
     if not isinstance(path, tuple) or not all(map(_is_key, path)):
-        raise MalformedError("its path is none")
+        raise MalformedError("its path is not valid")
     if item == VARIABLES and not (path and isinstance(path[0], str)):
         raise MalformedError("its path has no collection")
     names = list(map(tuple, leaf["names"]))
     digests = leaf.get("digests") or [None] * len(names)
     counts = {len(leaf["leaves"]), len(set(names)), len(names), len(digests)}
     if len(counts) > 1 or _json.count_in(leaf["form"]) not in (None, *counts):
-        raise MalformedError("it has not as many names and digests as leaves")
+        raise MalformedError("it has different numbers of leaves, names and digests")
     own = names_of(path)
     # Arrays are read by name, and orbax would follow some of them out of the checkpoint.
     if not all(n[: len(own)] == own and all(map(_NAME.fullmatch, n)) for n in names):
-        raise MalformedError("a name is not below its path, or none that this package gives")
+        raise MalformedError("a name is not below its path, or is not one that this package gives")
     stored = {
         n: _stored(*entry, location=n, digest=_digest_of(digest), tree=item)
         for n, entry, digest in zip(names, leaf["leaves"], digests, strict=True)
@@ -197,7 +197,7 @@ def _record(leaf: Any, item: str) -> Record:
     if box is None and fields is None and left_out is None:
         return Record(path, stored, leaf["form"])
     if box is None or fields is None or left_out is None or "value" in fields:
-        raise MalformedError("its box is none")
+        raise MalformedError("its box is not valid")
     if not all(isinstance(name, str) for name in left_out):
         raise MalformedError("the fields that were left out have no names")
     return Record(path, stored, leaf["form"], box, fields, tuple(left_out))

@@ -54,9 +54,9 @@ def linen_state(tree: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
             return nnx_leaves.raw_value(node) if isinstance(node, nnx.Variable) else node
         if lacking := [path for path, _ in walk(node) if path not in places]:
             raise CheckpointError(
-                "the optimizer is of another model than the one to be saved",
+                "the optimizer belongs to another model than the one that is saved",
                 "",
-                "Give the one whose state is that of the model's parameters.",
+                "Pass the optimizer of this model.",
                 unsupported=[(tree_text(path), "not in the model") for path in lacking],
             )
         moments = {

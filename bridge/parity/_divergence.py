@@ -33,7 +33,7 @@ class Divergence:
       inputs: the worst of its inputs, None if it has none that can be compared.
       output: the worst of its outputs.
       after: the last call before it whose output agrees, empty if there is none.
-      before: the first call inside of it, or before it, whose inputs differ; empty if there is
+      before: the first call inside it, or before it, whose inputs differ; empty if there is
         none. Then the fault is in what is done between `after` and `before`.
       fields: the static fields that the two layers do not have alike.
       drops: whether dropout is on in it, in `a` and in `b`.
@@ -61,7 +61,7 @@ class Divergence:
 class Layers:
     """The layers of two models side by side.
 
-    A call ends after those inside of it. So the first one whose inputs agree and whose output
+    A call ends after those inside it. So the first one whose inputs agree and whose output
     differs is the innermost: a layer at fault, or the one around it if all layers in it agree.
 
     Args:

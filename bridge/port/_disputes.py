@@ -52,7 +52,7 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
         result.decided.extend(new)
         result.undecided.extend(undecided)
     for group in _groups(found):
-        # What is inside of a disputed pair is compared when it is decided.
+        # What is inside a disputed pair is compared when it is decided.
         if outer.intersection(group[0].linen.lineage):
             continue
         for pairings, classes in _exchangeable(group):

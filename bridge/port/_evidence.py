@@ -231,7 +231,7 @@ def _are_told_apart(node: NNXNode, scope: LinenNode) -> bool:
 
 
 def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list[LinenNode]]:
-    """Without modules that lie inside of another one that has candidates."""
+    """Without modules that lie inside another one that has candidates."""
     paths = {node.path for node, scopes in candidates.items() if scopes}
     return {
         node: scopes

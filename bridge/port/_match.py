@@ -185,7 +185,7 @@ class Matcher:
     ) -> str:
         """Notes a pair of equal names; returns how it is known, for the report."""
         within = scope.parent
-        # Names inside of Flax's own layers are certain.
+        # Names inside Flax's own layers are certain.
         if within is None or not parent.is_open:
             return how
         self._found.named.append(Pairing(scope, node, context, "by name", within=within))

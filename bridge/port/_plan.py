@@ -211,7 +211,7 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
       source: Linen variables (`{collection: {name: array or box}}`), or an NNX module or State.
       target: the other kind: an NNX module, or Linen variables, also abstract ones such as
         `jax.eval_shape(module.init, key, x)` returns. What a `bridge.ToNNX` holds is looked for at
-        its Linen paths, whether it is the NNX module or inside of it.
+        its Linen paths, whether it is the NNX module or inside it.
       rules: NNX paths by regular expressions for Linen paths, whatever the direction:
         `{'encoder/Dense_0': 'encoder.fc1', r'block_(\d+)': r'blocks.\1'}`. Below a `ToNNX` an NNX
         path continues as the Linen path, `'encoder.Dense_0'`. `'blocks.*'` says that the leaves of

@@ -261,7 +261,7 @@ def _rank(proposal: Proposal) -> tuple[bool, ...]:
 def _needed(pairings: list[Pairing]) -> list[Pairing]:
     """Without the only ones of their structure, but for those around something with a rule.
 
-    A module is no longer compared as a whole once a rule names something inside of it.
+    A module is no longer compared as a whole once a rule names something inside it.
     """
     kept = [pairing for pairing in pairings if pairing.how != "by structure"]
     around = {

@@ -157,7 +157,7 @@ class NNXNode(_Node):
     Attributes:
       item: the object; a Variable or an array if this is a leaf, None in a State and for a scope.
       collection: a leaf's collection.
-      is_linen: whether this is a `ToNNX` or a scope inside of one.
+      is_linen: whether this is a `ToNNX` or a scope inside one.
     """
 
     item: Any = None

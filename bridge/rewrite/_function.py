@@ -241,7 +241,7 @@ def entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
         raise RewriteError(
             f"{cls.__name__} runs an NNX class already",
             ["it is decorated with bridge.implemented_by"],
-            "Use the NNX class in the place of the Linen class to finish the move.",
+            "Use the NNX class instead of the Linen class to finish the move.",
         )
     return found
 

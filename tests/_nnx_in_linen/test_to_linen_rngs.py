@@ -309,7 +309,7 @@ def test_a_missing_rng_error_names_the_keys_that_the_call_has():
 
     model = bridge.ToLinen(Noisy, rng_state=False)
     variables = model.init(keys(params=0, noise=1, dropout=2))
-    with pytest.raises(bridge.MissingRngError, match="streams that exist are 'noise'") as caught:
+    with pytest.raises(bridge.MissingRngError, match="available streams: 'noise'") as caught:
         model.apply(variables, rngs={"noise": KEY})
     assert caught.value.streams == ("dropout",)
 

@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 
 class OwnParamAndCall(nn.Dense):
-    """a layer of Flax with its own param and __call__"""
+    """a subclass of a Flax layer defines both param and __call__"""
 
     def param(self, name, *args, **kwargs):
         return 2 * super().param(name, *args, **kwargs)
@@ -71,7 +71,7 @@ class OwnParamAndCall(nn.Dense):
 
 
 class OtherInitialiser(nn.Dense):
-    """a layer of Flax that changes an initialiser"""
+    """a subclass of a Flax layer changes an initialiser"""
 
     def param(self, name, init_fn, *args, **kwargs):
         del init_fn
@@ -79,14 +79,14 @@ class OtherInitialiser(nn.Dense):
 
 
 class OtherName(nn.Dense):
-    """a layer of Flax that makes its parameters in another way"""
+    """a subclass of a Flax layer makes its parameters in its own way"""
 
     def param(self, name, *args, **kwargs):
         return super().param(f"own_{name}", *args, **kwargs)
 
 
 class MakesMore(nn.Dense):
-    """a layer of Flax that makes something of its own"""
+    """a subclass of a Flax layer makes modules or variables"""
 
     @nn.compact
     def __call__(self, inputs):
@@ -94,7 +94,7 @@ class MakesMore(nn.Dense):
 
 
 class OwnSetup(nn.Dense):
-    """a layer of Flax with its own setup"""
+    """a subclass of a Flax layer defines its own setup"""
 
     def setup(self):
         self.factor = 2

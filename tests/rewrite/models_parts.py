@@ -41,7 +41,7 @@ class Table(nn.Module):
 
 
 class Shares(nn.Module):
-    """only a class that stays Linen can make it: it is given modules"""
+    """it is given modules, and only a class that stays Linen makes it"""
 
     table: nn.Module
 

@@ -18,7 +18,7 @@ def maybe(cls, flag):
 
 
 class Maybe(nn.Module):
-    """a transform whose condition is not seen"""
+    """the condition of a transform was not found"""
 
     @nn.compact
     def __call__(self, x):
@@ -28,7 +28,7 @@ class Maybe(nn.Module):
 
 
 class OfKinds(nn.Module):
-    """lifted transforms that are not always the same"""
+    """the lifted transforms are not always the same"""
 
     @nn.compact
     def __call__(self, x):
@@ -38,7 +38,7 @@ class OfKinds(nn.Module):
 
 
 class Sometimes(nn.Module):
-    """layers that are sometimes stacked"""
+    """the layers are only sometimes stacked"""
 
     @nn.compact
     def __call__(self, x):
@@ -50,7 +50,7 @@ class Sometimes(nn.Module):
 
 
 class WithoutName(nn.Module):
-    """Unnamed has no name in this file"""
+    """this file has no name for Unnamed"""
 
     @nn.compact
     def __call__(self, x):

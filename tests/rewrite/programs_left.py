@@ -50,7 +50,7 @@ class Model(nn.Module):
 """,
     ),
     "mixed": Left(
-        "mixed classes stay Linen: bridge.to_linen makes an NNX module",
+        "it already uses both libraries: bridge.to_linen makes an NNX module",
         """
 import bridge
 from flax import nnx
@@ -63,7 +63,7 @@ class Model(nn.Module):
 """,
     ),
     "inner function": Left(
-        "a module is made in a function inside of a method",
+        "a module is made in a function inside a method",
         """
 class Model(nn.Module):
     size: int = 4
@@ -78,7 +78,7 @@ class Model(nn.Module):
 """,
     ),
     "method twice": Left(
-        "a method that makes layers is called several times",
+        "a method that makes layers is called more than once",
         """
 class Model(nn.Module):
     def block(self, x, size):
@@ -117,7 +117,7 @@ class Model(nn.Module):
 """,
     ),
     "own post init": Left(
-        "the class has its own __post_init__",
+        "the class defines its own __post_init__",
         """
 class Model(nn.Module):
     size: int = 4
@@ -131,7 +131,7 @@ class Model(nn.Module):
 """,
     ),
     "own train": Left(
-        "NNX modules have a method train of their own",
+        "train is already a method of every NNX module",
         """
 class Model(nn.Module):
     def train(self):
@@ -152,7 +152,7 @@ class Model(nn.Module):
 """,
     ),
     "remat method": Left(
-        "a method under @nn.remat",
+        "a method has the decorator @nn.remat",
         """
 class Model(nn.Module):
     @nn.remat
@@ -162,7 +162,7 @@ class Model(nn.Module):
 """,
     ),
     "cell that stays linen": Left(
-        "a layer that stays Linen, in a method under a transform",
+        "a method under a transform makes a layer that stays Linen",
         """
 class Model(nn.Module):
     @nn.remat
@@ -172,7 +172,7 @@ class Model(nn.Module):
 """,
     ),
     "stacked in one expression": Left(
-        "stacked layers are given what another layer returns",
+        "stacked layers are called with another layer's result",
         """
 class ScanLayer(nn.Module):
     @nn.compact
@@ -190,7 +190,7 @@ class Model(nn.Module):
 """,
     ),
     "sows elsewhere": Left(
-        "sow into another collection, or with its own reduction",
+        "sow is called with another collection, or with its own reduction",
         """
 class Model(nn.Module):
     @nn.compact
@@ -201,7 +201,7 @@ class Model(nn.Module):
 """,
     ),
     "perturbed elsewhere": Left(
-        "perturb in another collection",
+        "perturb is called with another collection",
         """
 class Model(nn.Module):
     @nn.compact
@@ -210,7 +210,7 @@ class Model(nn.Module):
 """,
     ),
     "cache of partial": Left(
-        "a decode cache that a partial turns on",
+        "a partial turns on the decode cache",
         """
 class Model(nn.Module):
     @nn.compact
@@ -220,7 +220,7 @@ class Model(nn.Module):
 """,
     ),
     "cache in list": Left(
-        "a decode cache in a list of setup",
+        "a layer with a decode cache is in a list",
         """
 class Model(nn.Module):
     def setup(self):
@@ -231,7 +231,7 @@ class Model(nn.Module):
 """,
     ),
     "cache in sequential": Left(
-        "a decode cache under a transform or inside of a layer",
+        "a decode cache is made under a transform or inside a layer",
         """
 class Model(nn.Module):
     @nn.compact
@@ -240,7 +240,7 @@ class Model(nn.Module):
 """,
     ),
     "caches of shapes": Left(
-        "decode caches of several shapes",
+        "the decode caches have different shapes",
         """
 class Model(nn.Module):
     @nn.compact
@@ -252,7 +252,7 @@ class Model(nn.Module):
 """,
     ),
     "computed names": Left(
-        "several variables whose names are not written out",
+        "several variables have computed names",
         """
 class Model(nn.Module):
     names: tuple[str, ...] = ("a", "b")
@@ -263,7 +263,7 @@ class Model(nn.Module):
 """,
     ),
     "needs value": Left(
-        "a constructor needs scale, which only the call knows",
+        "a constructor needs scale, which is only known in the call",
         """
 class Model(nn.Module):
     @nn.compact
@@ -272,7 +272,7 @@ class Model(nn.Module):
 """,
     ),
     "needs root": Left(
-        "a constructor needs bound, which only the call knows",
+        "a constructor needs bound, which is only known in the call",
         """
 class Model(nn.Module):
     @nn.compact
@@ -283,7 +283,7 @@ class Model(nn.Module):
 """,
     ),
     "own layer": Left(
-        "it derives from Sequential, which is not of this package",
+        "it derives from Sequential, which is in another package",
         """
 class Model(nn.Sequential):
     pass
@@ -294,7 +294,7 @@ def Root():
 """,
     ),
     "field cls": Left(
-        "NNX constructors take no argument cls",
+        "cls cannot be an argument of an NNX constructor",
         """
 class Model(nn.Module):
     cls: Any = nn.Dense
@@ -305,7 +305,7 @@ class Model(nn.Module):
 """,
     ),
     "default module": Left(
-        "the default of a field is a module",
+        "a field has a module as its default",
         """
 class Model(nn.Module):
     inner: Any = nn.Dense(3, parent=None)
@@ -316,7 +316,7 @@ class Model(nn.Module):
 """,
     ),
     "several arrays": Left(
-        "a parameter that holds several arrays",
+        "a parameter holds several arrays",
         """
 class Model(nn.Module):
     @nn.compact
@@ -326,7 +326,7 @@ class Model(nn.Module):
 """,
     ),
     "spectral": Left(
-        "nn.SpectralNorm names its variables by its layer",
+        "nn.SpectralNorm names its variables after its layer",
         """
 class Model(nn.Module):
     @nn.compact
@@ -335,7 +335,7 @@ class Model(nn.Module):
 """,
     ),
     "counted": Left(
-        "it makes modules of its own class, directly or not",
+        "it makes modules of its own class, directly or through others",
         """
 class Model(nn.Module):
     depth: int = 2
@@ -347,7 +347,7 @@ class Model(nn.Module):
 """,
     ),
     "hidden": Left(
-        "it is used only inside of what stays Linen",
+        "it is only used inside something that stays Linen",
         """
 class Model(nn.Module):
     @nn.compact
@@ -379,7 +379,7 @@ COUNT: list[int] = []
 # Calls, variables and transforms.
 CALLS = {
     "loop over input": Left(
-        "a loop over what only the call knows makes layers",
+        "a loop that makes layers depends on values that are only known in the call",
         """
 class Model(nn.Module):
     @nn.compact
@@ -411,7 +411,7 @@ class Model(nn.Module):
 """,
     ),
     "starred variable": Left(
-        "a variable with * arguments",
+        "a variable is declared with * arguments",
         """
 class Model(nn.Module):
     @nn.compact
@@ -420,7 +420,7 @@ class Model(nn.Module):
 """,
     ),
     "boxed variable": Left(
-        "a variable that is not unboxed",
+        "a variable is declared with `unbox`",
         """
 class Model(nn.Module):
     @nn.compact
@@ -429,7 +429,7 @@ class Model(nn.Module):
 """,
     ),
     "computed collection": Left(
-        "a collection whose name is not written out",
+        "the name of a collection is computed",
         """
 class Model(nn.Module):
     collection: str = "batch_stats"
@@ -450,7 +450,7 @@ class Model(nn.Module):
 """,
     ),
     "merges with stars": Left(
-        "nn.merge_param in another form",
+        "nn.merge_param is called in another form",
         """
 class Model(nn.Module):
     deterministic: bool | None = None
@@ -463,7 +463,7 @@ class Model(nn.Module):
 """,
     ),
     "reads amode": Left(
-        "deterministic is a field and an argument of the call, and the field is read by itself",
+        "deterministic is a field and an argument of the call, and the field is also read directly",
         """
 class Model(nn.Module):
     deterministic: bool | None = None
@@ -481,7 +481,7 @@ class Root(nn.Module):
 """,
     ),
     "gives amode": Left(
-        "only the call knows",
+        "only known in the call",
         """
 class ReadsAMode(nn.Module):
     deterministic: bool | None = None
@@ -499,7 +499,7 @@ class Model(nn.Module):
 """,
     ),
     "layers of kinds": Left(
-        "one expression makes layers of several kinds",
+        "one expression makes layers of different kinds",
         """
 class Model(nn.Module):
     @nn.compact
@@ -516,7 +516,7 @@ def own(cls):
 """,
     ),
     "decorated": Left(
-        "the decorator @own makes another class",
+        "the decorator @own returns another class",
         """
 def own(cls):
     return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -548,7 +548,7 @@ class Model(ForbiddenParent):
 """,
     ),
     "stacked twice": Left(
-        "layers that are stacked twice",
+        "the layers are stacked twice",
         """
 class Model(nn.Module):
     @nn.compact
@@ -567,7 +567,7 @@ STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
 """,
     ),
     "carry by keyword": Left(
-        "a carry that is made in another way",
+        "a carry is made in another form",
         """
 class Model(nn.Module):
     @nn.compact
@@ -578,7 +578,7 @@ class Model(nn.Module):
 """,
     ),
     "never seen": Left(
-        "no call of it was seen",
+        "it was never called",
         """
 class Model(nn.Module):
     @nn.compact
@@ -594,7 +594,7 @@ class Root(nn.Module):
 """,
     ),
     "cache not made": Left(
-        "a decode cache that was not made",
+        "the decode cache was never made",
         """
 class Model(nn.Module):
     def setup(self):
@@ -609,7 +609,7 @@ class Model(nn.Module):
 # What constructors and transforms are given.
 ARGUMENTS = {
     "star of partial": Left(
-        "a constructor is given * arguments",
+        "a constructor is called with * arguments",
         """
 class Model(nn.Module):
     @nn.compact
@@ -631,7 +631,7 @@ class Model(nn.Module):
 """,
     ),
     "of other file": Left(
-        "a function makes a layer of it: it is in another file",
+        "a function in another file makes one of its layers",
         """
 import parts.elsewhere
 
@@ -643,7 +643,7 @@ class Model(nn.Module):
 """,
     ),
     "borrows": Left(
-        "a function makes a layer of it: it is in another file",
+        "a function in another file makes one of its layers",
         """
 import parts.elsewhere
 
@@ -655,7 +655,7 @@ class Model(nn.Module):
 """,
     ),
     "borrows of class": Left(
-        "a function outside of the class makes a module of it",
+        "a function outside the class makes one of its modules",
         """
 import parts.elsewhere
 
@@ -667,7 +667,7 @@ class Model(nn.Module):
 """,
     ),
     "hands on": Left(
-        "self.param is handed on",
+        "self.param is passed on instead of called",
         """
 def scaled_by(param, size):
     return param("scale", nn.initializers.ones, (size,))
@@ -680,7 +680,7 @@ class Model(nn.Module):
 """,
     ),
     "of module": Left(
-        "a parameter of a module that is given as an argument",
+        "a parameter is declared in a module that is passed as an argument",
         """
 from flax.linen import partitioning
 
@@ -693,7 +693,7 @@ class Model(nn.Module):
 """,
     ),
     "declared": Left(
-        "declared of another package makes a parameter of it",
+        "declared, from another package, makes one of its parameters",
         r"""
 ELSEWHERE: dict[str, Any] = {}
 TEXT = "def declared(module, start):\n    return module.param('scale', start, (3,))\n"
@@ -709,7 +709,7 @@ class Model(nn.Module):
 """,
     ),
     "axis of call": Left(
-        "an axis that setup does not know",
+        "an axis is not known in setup",
         """
 class Model(nn.Module):
     axis: int = 1
@@ -727,7 +727,7 @@ class Model(nn.Module):
 """,
     ),
     "keyword mapped": Left(
-        "nn.vmap with keywords in the call",
+        "what nn.vmap returns is called with keywords",
         """
 class Model(nn.Module):
     @nn.compact
@@ -741,7 +741,7 @@ class Model(nn.Module):
 """,
     ),
     "fitted": Left(
-        "a function makes a layer of it: a condition that was not seen",
+        "a function makes one of its layers: the value of a condition is not known",
         """
 def fitted(x, size):
     if x.shape[-1] != size:
@@ -756,7 +756,7 @@ class Model(nn.Module):
 """,
     ),
     "computed for layer": Left(
-        "a layer is given what setup computes",
+        "a layer takes a value that setup computes",
         """
 class Model(nn.Module):
     def setup(self):
@@ -768,7 +768,7 @@ class Model(nn.Module):
 """,
     ),
     "computed for parameter": Left(
-        "a parameter is initialised with a variable that setup computes from parameters",
+        "a parameter's initialiser uses a value that setup computes from parameters",
         """
 class Model(nn.Module):
     def setup(self):
@@ -793,7 +793,7 @@ class Model(nn.Module):
 """,
     ),
     "computed in block": Left(
-        "setup computes with parameters in a block",
+        "setup computes with parameters inside a block",
         """
 class Model(nn.Module):
     def setup(self):
@@ -806,7 +806,7 @@ class Model(nn.Module):
 """,
     ),
     "computed name": Left(
-        "setup has a variable named as an attribute",
+        "a variable in setup has the name of an attribute",
         """
 class Model(nn.Module):
     doubles: bool = True
@@ -826,7 +826,7 @@ class Model(nn.Module):
 # Transforms of functions.
 TRANSFORMS = {
     "same masks": Left(
-        "nn.scan of layers that start alike and draw other keys",
+        "nn.scan gives its layers the same keys at init, and keys of their own in a call",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "length": 2}
 
@@ -846,7 +846,7 @@ class Model(nn.Module):
 """,
     ),
     "other masks": Left(
-        "nn.scan of layers that draw the same keys",
+        "nn.scan gives its layers keys of their own at init, and the same keys in a call",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "length": 2}
 
@@ -866,7 +866,7 @@ class Model(nn.Module):
 """,
     ),
     "same mask in turns": Left(
-        "nn.scan of one layer that draws the same keys in each turn",
+        "nn.scan gives a layer the same keys in each iteration",
         """
 SHARED = {"variable_broadcast": "params", "length": 2}
 
@@ -886,7 +886,7 @@ class Model(nn.Module):
 """,
     ),
     "other masks mapped": Left(
-        "nn.vmap of one layer that draws other keys in each turn",
+        "nn.vmap gives a layer different keys in each iteration",
         """
 class Dropped(nn.Module):
     @nn.compact
@@ -904,7 +904,7 @@ class Model(nn.Module):
 """,
     ),
     "by position": Left(
-        "nn.remat with options by position",
+        "nn.remat takes its options by position",
         """
 class Model(nn.Module):
     @nn.compact
@@ -913,7 +913,7 @@ class Model(nn.Module):
 """,
     ),
     "filtered": Left(
-        "nn.remat with variables",
+        "nn.remat is called with variables",
         """
 class Model(nn.Module):
     @nn.compact
@@ -922,7 +922,7 @@ class Model(nn.Module):
 """,
     ),
     "with default": Left(
-        "nn.remat of a function with defaults",
+        "nn.remat is applied to a function with defaults",
         """
 class Model(nn.Module):
     @nn.compact
@@ -931,7 +931,7 @@ class Model(nn.Module):
 """,
     ),
     "other metadata": Left(
-        "nn.scan with other metadata",
+        "nn.scan is called with metadata besides a partition name",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "length": 2}
 
@@ -944,7 +944,7 @@ class Model(nn.Module):
 """,
     ),
     "nested axes": Left(
-        "nn.scan with in_axes=",
+        "nn.scan is called with in_axes=",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "length": 2}
 
@@ -959,7 +959,7 @@ class Model(nn.Module):
 """,
     ),
     "stacks field": Left(
-        "nn.scan of a layer that another class makes",
+        "nn.scan is applied to a layer that another class makes",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}, "length": 2}
 
@@ -979,7 +979,7 @@ class Root(nn.Module):
 """,
     ),
     "with linen inside": Left(
-        "a transform around what stays Linen",
+        "a transform contains something that stays Linen",
         """
 class Model(nn.Module):
     @nn.compact
@@ -988,7 +988,7 @@ class Model(nn.Module):
 """,
     ),
     "branches by name": Left(
-        "nn.cond with keywords",
+        "nn.cond takes its arguments by keyword",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1001,7 +1001,7 @@ class Model(nn.Module):
 # Functions inside of methods.
 INNER_FUNCTIONS = {
     "given more": Left(
-        "a function that is given the module does more with it than make layers",
+        "a function that takes the module does more with it than make layers",
         """
 def scaled(module, x):
     return nn.Dense(3)(x) * module.scale
@@ -1016,7 +1016,7 @@ class Model(nn.Module):
 """,
     ),
     "in function": Left(
-        "a function inside of a function makes a layer",
+        "a function inside a function makes a layer",
         """
 def around(x):
     def inner(x):
@@ -1032,7 +1032,7 @@ class Model(nn.Module):
 """,
     ),
     "inner returns": Left(
-        "a function inside of a method returns layers",
+        "a function inside a method returns layers",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1044,7 +1044,7 @@ class Model(nn.Module):
 """,
     ),
     "inner defaults": Left(
-        "a function inside of a method has defaults of the method's",
+        "a function inside a method takes defaults from the method",
         """
 class Model(nn.Module):
     width: int = 3
@@ -1091,7 +1091,7 @@ class Model(nn.Module):
 """,
     ),
     "inner in loop": Left(
-        "a function inside of a method is more than called",
+        "a function inside a method is not only called",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1108,7 +1108,7 @@ class Model(nn.Module):
 # Functions that make layers, and transforms of them.
 FUNCTIONS = {
     "by decorated": Left(
-        "a function with a decorator makes a layer",
+        "a decorated function makes a layer",
         """
 def same(function):
     return function
@@ -1126,7 +1126,7 @@ class Model(nn.Module):
 """,
     ),
     "by mode": Left(
-        "a function passes on what only the call knows",
+        "a function passes on values that are only known in the call",
         """
 def normed(**rest):
     return nn.BatchNorm(**rest)
@@ -1139,7 +1139,7 @@ class Model(nn.Module):
 """,
     ),
     "by rest": Left(
-        "a layer is given ** arguments that NNX has not",
+        "a layer is made with ** arguments that its NNX counterpart does not take",
         """
 def dense(**rest):
     return nn.Dense(**rest)
@@ -1152,7 +1152,7 @@ class Model(nn.Module):
 """,
     ),
     "by star": Left(
-        "a function that makes layers is given * or ** arguments",
+        "a function that makes layers is called with * or ** arguments",
         """
 def sized(x, size):
     return nn.Dense(size)(x)
@@ -1165,7 +1165,7 @@ class Model(nn.Module):
 """,
     ),
     "changed options": Left(
-        "** arguments of a layer change on the way",
+        "the dict of a layer's ** arguments is changed before the layer is made",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1177,7 +1177,7 @@ class Model(nn.Module):
 """,
     ),
     "by arrays": Left(
-        "a function that gets arrays returns layers",
+        "a function that takes arrays returns layers",
         """
 def as_wide(x):
     return nn.Dense(x.shape[-1])
@@ -1204,7 +1204,7 @@ class Model(nn.Module):
 """,
     ),
     "axes by filter": Left(
-        "nn.vmap whose variable_axes are not written out by name",
+        "nn.vmap does not list the collections of variable_axes by name",
         """
 SPLIT = {"params": True}
 
@@ -1216,7 +1216,7 @@ class Model(nn.Module):
 """,
     ),
     "axis of its own": Left(
-        "nn.vmap with an axis of its own for params",
+        "nn.vmap uses something other than an integer as the axis of params",
         """
 import flax
 
@@ -1232,7 +1232,7 @@ class Model(nn.Module):
 """,
     ),
     "more and fewer": Left(
-        "nn.vmap called with more and with fewer arguments",
+        "what nn.vmap returns is called with different numbers of arguments",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1245,7 +1245,7 @@ class Model(nn.Module):
 """,
     ),
     "several outs": Left(
-        "nn.vmap with out_axes=(0, 1)",
+        "nn.vmap is called with out_axes=(0, 1)",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
 
@@ -1258,7 +1258,7 @@ class Model(nn.Module):
 """,
     ),
     "options elsewhere": Left(
-        "nn.remat with policy",
+        "nn.remat is called with policy",
         """
 SAVED = {"policy": jax.checkpoint_policies.everything_saveable}
 
@@ -1270,7 +1270,7 @@ class Model(nn.Module):
 """,
     ),
     "while by name": Left(
-        "nn.while_loop with arguments by name",
+        "nn.while_loop is called with arguments by name",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1281,7 +1281,7 @@ class Model(nn.Module):
 """,
     ),
     "while with keys": Left(
-        "nn.while_loop with keys in it",
+        "nn.while_loop draws keys",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1295,7 +1295,7 @@ class Model(nn.Module):
 """,
     ),
     "calls elsewhere": Left(
-        "stacked layers whose calls are not found",
+        "the calls of the stacked layers were not found",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
 
@@ -1317,7 +1317,7 @@ class Model(nn.Module):
 """,
     ),
     "step by star": Left(
-        "nn.vmap with keywords or * arguments in the call",
+        "nn.vmap is called with keyword or * arguments",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
 
@@ -1335,7 +1335,7 @@ class Model(nn.Module):
 """,
     ),
     "stacked stateless": Left(
-        "nn.vmap of layers without variables",
+        "nn.vmap is applied to layers without variables",
         """
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
 
@@ -1353,7 +1353,7 @@ class Model(nn.Module):
 """,
     ),
     "uncalled": Left(
-        "a module that the model was given was never called",
+        "a module that was passed to the model was never called",
         """
 class Model(nn.Module):
     inner: Any
@@ -1368,7 +1368,7 @@ def Root():
 """,
     ),
     "given sequential": Left(
-        "the model was given a Sequential as a field",
+        "a Sequential was passed to the model as a field",
         """
 class Model(nn.Module):
     inner: Any
@@ -1386,7 +1386,7 @@ def Root():
 # Layers that are made where no constructor can.
 PLACES = {
     "made by object": Left(
-        "a function outside of the class makes a layer of it",
+        "a function outside the class makes one of its layers",
         """
 class Maker:
     def __call__(self, x):
@@ -1400,7 +1400,7 @@ class Model(nn.Module):
 """,
     ),
     "made by module": Left(
-        "a module is made outside of the class: SHARED",
+        "a module is made outside the class: SHARED",
         """
 SHARED = nn.Dense(3)
 
@@ -1414,7 +1414,7 @@ class Model(nn.Module):
 """,
     ),
     "of two levels": Left(
-        "one expression makes classes that are rewritten and classes that are not",
+        "one expression makes classes that are rewritten and classes that stay Linen",
         """
 class WhileLoop(nn.Module):
     @nn.compact
@@ -1441,7 +1441,7 @@ class Model(nn.Module):
 """,
     ),
     "unrun expression": Left(
-        "a layer in an expression that did not run",
+        "a layer is made in an expression that never ran",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1451,7 +1451,7 @@ class Model(nn.Module):
 """,
     ),
     "unrun lambda": Left(
-        "a layer in a statement that did not run",
+        "a layer is made in a statement that never ran",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1461,7 +1461,7 @@ class Model(nn.Module):
 """,
     ),
     "over inputs": Left(
-        "a loop over what only the call knows makes layers",
+        "a loop that makes layers depends on values that are only known in the call",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1471,7 +1471,7 @@ class Model(nn.Module):
 """,
     ),
     "norm elsewhere": Left(
-        "a mode moves to a call that is not found",
+        "the call that should take a mode was not found",
         """
 def called(layer, *given):
     return layer(*given)
@@ -1484,7 +1484,7 @@ class Model(nn.Module):
 """,
     ),
     "norm in other": Left(
-        "a mode is handed on to another method",
+        "a mode is passed on to another method",
         """
 class Model(nn.Module):
     norm: Any
@@ -1504,7 +1504,7 @@ class Root(nn.Module):
 """,
     ),
     "norm in rest": Left(
-        "a mode is handed on to a method with ** arguments",
+        "a mode is passed on to a method with ** arguments",
         """
 class Model(nn.Module):
     norm: Any
@@ -1521,7 +1521,7 @@ class Root(nn.Module):
 """,
     ),
     "reads mode": Left(
-        "self.deterministic is told in the call, and rate reads it",
+        "self.deterministic is passed in the call, and rate reads it",
         """
 class Model(nn.Module):
     deterministic: bool
@@ -1541,7 +1541,7 @@ class Root(nn.Module):
 """,
     ),
     "mode by position": Left(
-        "a mode is given by position before other arguments",
+        "a mode is passed by position before other arguments",
         """
 class ModeFirst(nn.Module):
     deterministic: bool
@@ -1576,7 +1576,7 @@ class Root(nn.Module):
 """,
     ),
     "size of mode": Left(
-        "a constructor needs self.deterministic, which is told in the call",
+        "a constructor needs self.deterministic, which is an argument of the call",
         """
 class Model(nn.Module):
     deterministic: bool
@@ -1593,7 +1593,7 @@ class Root(nn.Module):
 """,
     ),
     "several dtypes": Left(
-        "decode caches of several dtypes",
+        "the decode caches have different dtypes",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1604,7 +1604,7 @@ class Model(nn.Module):
 """,
     ),
     "carry with scale": Left(
-        "an initialize_carry with other arguments",
+        "initialize_carry takes other arguments than those of Flax's cells",
         """
 class Model(nn.RNNCellBase):
     def initialize_carry(self, rng, input_shape, scale=0.0):
@@ -1627,7 +1627,7 @@ class Root(nn.Module):
 """,
     ),
     "calls by star": Left(
-        "nnx.Linear is called in another way",
+        "nnx.Linear cannot be called in this way",
         """
 class Model(nn.Dense):
     def __call__(self, *given):
@@ -1641,7 +1641,7 @@ class Root(nn.Module):
 """,
     ),
     "default by function": Left(
-        "a layer of Flax with a default that a function makes",
+        "a subclass of a Flax layer has a field with a default_factory",
         """
 class Model(nn.Dense):
     tags: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -1654,7 +1654,7 @@ class Root(nn.Module):
 """,
     ),
     "jit static": Left(
-        "a method under jax.jit",
+        "a method is compiled by jax.jit",
         """
 class Model(nn.Module):
     @staticmethod
@@ -1671,7 +1671,7 @@ class Model(nn.Module):
 # Weights that are tied in other ways.
 TIES = {
     "reads all variables": Left(
-        "variables that are read in another way",
+        "variables are read in a form that cannot be rewritten",
         """
 class Model(nn.Module):
     def setup(self):
@@ -1682,7 +1682,7 @@ class Model(nn.Module):
 """,
     ),
     "applies with local": Left(
-        "a layer that is applied has arguments of setup",
+        "a layer that is applied takes values that setup computes",
         """
 class Model(nn.Module):
     def setup(self):
@@ -1694,7 +1694,7 @@ class Model(nn.Module):
 """,
     ),
     "applies and calls": Left(
-        "a layer is called and applied to other weights",
+        "a layer is both called and applied to other weights",
         """
 class Model(nn.Module):
     def setup(self):
@@ -1718,7 +1718,7 @@ class Model(nn.Module):
 """,
     ),
     "matches argument": Left(
-        "an argument of the call decides which layers there are, by match",
+        "a match on an argument of the call decides which layers exist",
         """
 class Model(nn.Module):
     @nn.compact

@@ -1520,7 +1520,7 @@ class Block(nn.Module):
 """
         },
     ),
-    "a method under a decorator that has another name": Program(
+    "a method is compiled by a decorator that has another name": Program(
         """
 def summed(forward):
     def wrapped(self, x, **kwargs):

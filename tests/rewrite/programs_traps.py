@@ -929,7 +929,7 @@ class DenseGeneralBatch(nn.Module):
     def __call__(self, x):
         return nn.DenseGeneral(4, axis=-1, batch_dims=(0,))(x)
 """,
-        "# Stays Linen: nnx.LinearGeneral has no batch_dims.",
+        "# Stays Linen: nnx.LinearGeneral has no argument batch_dims.",
     ),
     Trap(
         """
@@ -938,7 +938,7 @@ class EinsumCall(nn.Module):
     def __call__(self, x):
         return nn.Einsum((4, 4))(x, "bti,io->bto")
 """,
-        "# Stays Linen: nnx.Einsum needs einsum_str.",
+        "# Stays Linen: nnx.Einsum needs the argument einsum_str.",
     ),
     Trap(
         """
@@ -956,7 +956,7 @@ class NormFeatureAxes(nn.Module):
     def __call__(self, x):
         return nn.LayerNorm(reduction_axes=(-2, -1), feature_axes=(-2, -1))(x)
 """,
-        "# Stays Linen: nothing tells its num_features.",
+        "# Stays Linen: its num_features could not be determined.",
     ),
     Trap(
         """
@@ -986,7 +986,7 @@ class AttentionSoftmax(nn.Module):
     def __call__(self, x):
         return nn.MultiHeadDotProductAttention(2, force_fp32_for_softmax=True)(x)
 """,
-        "# Stays Linen: nnx.MultiHeadAttention has no force_fp32_for_softmax.",
+        "# Stays Linen: nnx.MultiHeadAttention has no argument force_fp32_for_softmax.",
     ),
     Trap(
         """

@@ -150,7 +150,7 @@ training.py:9: calls Net(...).init"""
     told = "\n".join(each.rpartition("/")[2] for each in raised.value.problems)
     assert (
         told
-        == """layers.py:25: Unused stays Linen: no call of it was seen [not-called]
+        == """layers.py:25: Unused stays Linen: it was never called [not-called]
 derived.py:5: Wide derives from Net
 derived.py:12: Holder makes a Net"""
     )
@@ -211,7 +211,7 @@ def test_all_files_or_none_are_written(package, monkeypatch):
 def test_a_program_that_is_not_proven_is_not_written(package):
     result = rewritten(package, only=["Layer"])
     notes = {each.name: each.notes for each in result.classes}
-    assert notes["Net"] == ("it is not among those that were asked for [not-asked-for]",)
+    assert notes["Net"] == ("it is not named in only= [not-asked-for]",)
     with pytest.raises(rewrite.RewriteError, match="the program as a whole is not proven"):
         result.write(in_place=True)
     with pytest.raises(rewrite.RewriteError, match="would be gone"):

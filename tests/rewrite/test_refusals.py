@@ -105,7 +105,7 @@ def test_json_and_text_show_the_id_and_what_to_do(imported_program):
     assert refusal == {
         "id": "while-loop",
         "reason": reason,
-        "remedy": "Write a `for` loop over a known number of turns.",
+        "remedy": "Write a `for` loop with a known number of iterations.",
     }
     assert f"[while-loop] {refusal['remedy']}" in str(result)
 

@@ -21,20 +21,20 @@ def test_names_that_nnx_has_not_keep_their_layers_linen():
     assert result.is_proven, str(result)
     (text,) = result.sources.values()
     assert text.count("bridge.ToNNX(nn.") == 2
-    assert "** arguments that NNX has not" in str(result)
+    assert "** arguments that its NNX counterpart does not take" in str(result)
 
 
 def test_a_dict_that_changes_keeps_its_class_linen():
     result = bridge.rewrite(models.Changed, spec(2, 4), gradients=False)
     assert [each.level for each in result.classes] == ["left Linen"]
-    assert "change on the way" in str(result)
+    assert "is changed before the layer is made" in str(result)
 
 
 def test_a_function_that_is_given_a_dict_keeps_only_its_caller_linen():
     result = bridge.rewrite(models.Functions, spec(2, 4), gradients=False, fast=True)
     assert result.is_proven, str(result)
     assert [each.name for each in result.classes if each.level == "left Linen"] == ["Starred"]
-    assert "a function that makes layers is given * or ** arguments" in str(result)
+    assert "a function that makes layers is called with * or ** arguments" in str(result)
 
 
 def test_an_output_of_the_programs_own_class_is_compared_by_its_leaves():

@@ -80,7 +80,7 @@ def test_a_sequential_stays_linen_if_nnx_would_hand_on_a_keyword(cls):
     result = bridge.rewrite(cls, INPUT, gradients=False)
     assert result.is_proven, str(result)
     (text,) = result.sources.values()
-    assert "# Stays Linen: nnx.Sequential gives factor to more layers than the first." in text
+    assert "# Stays Linen: nnx.Sequential would pass factor to layers after the first." in text
 
 
 @pytest.mark.parametrize("cls", [OnlyTheFirst, ByPosition, InputByName])

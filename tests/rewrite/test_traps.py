@@ -56,7 +56,7 @@ def test_what_is_wrapped_is_told_with_its_reason(imported_program):
     module = imported_program(trap.source)
     (found,) = bridge.rewrite(module.NormFeatureAxes, INPUT, gradients=False).classes
     assert found.level == "proven"
-    assert "layer_norm stays Linen: nothing tells its num_features" in found.notes[0]
+    assert "layer_norm stays Linen: its num_features could not be determined" in found.notes[0]
 
 
 def test_a_norm_over_a_named_axis_is_compared_under_that_axis(imported_program):

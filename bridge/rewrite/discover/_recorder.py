@@ -99,7 +99,7 @@ class Recorder:
             self._running.call = None
 
     def _note(self, module: Any, method: str, args: Any, kwargs: Any) -> bool:
-        """Writes a call down; False where one inside of it may be the entry point."""
+        """Writes a call down; False where one inside it may be the entry point."""
         cls = type(module)
         if cls.__module__.startswith("flax."):
             return False
@@ -156,7 +156,7 @@ class Recorder:
         if cls.__module__ == "__main__":
             return "it is a class of the script that was run; put it into a module of its own"
         if found(cls.__module__, cls.__qualname__) is not cls:
-            return "it is made inside of a function, or by a transform"
+            return "it is made inside a function, or by a transform"
         return None
 
     def _reason_of_place(self, module: Any) -> str | None:

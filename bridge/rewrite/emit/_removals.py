@@ -66,7 +66,7 @@ class Removals:
                 break
             self.removed |= gone
         for each in sorted(apart - self.removed, key=lambda node: node.lineno):
-            # Of one inside of another, the outer one's class has removed it.
+            # Of one inside another, the outer one's class has removed it.
             if apart.isdisjoint(self.source.ancestors(each)):
                 raise NotRewritableError("inner-function-used", each)
         for variable, slot in inline.items():

@@ -289,7 +289,7 @@ class Records:
         for call in self.functions:
             if call.run != run or not call.lifted.is_stacking:
                 continue
-            # A second call, which is not inside of the first one, stacks nothing more.
+            # A second call, which is not inside the first one, stacks nothing more.
             if call.began < until.setdefault(call.path, call.ended):
                 found.setdefault(call.path, []).append(call.lifted)
         known = {m.path: m.cls for m in self.makings if m.run == run and m.path}

@@ -98,13 +98,15 @@ class Axes:
             equal = self._splits("params")
             other = sorted(each for each in drawn if bool(splits[each]) != equal)
             if other:
-                how = "draw the same keys" if equal else "start alike and draw other keys"
+                own, same = "keys of their own", "the same keys"
+                first, then = (own, same) if equal else (same, own)
+                how = f"{first} at init, and {then} in a call"
                 raise NotRewritableError("transform-keys", kind=kind, how=how)
             return "0"
         if not drawn:
             return "None"
         if any(splits[each] for each in drawn) == (self.lifted.kind == "vmap"):
-            how = "other keys" if self.lifted.kind == "vmap" else "the same keys"
+            how = "different keys" if self.lifted.kind == "vmap" else "the same keys"
             raise NotRewritableError("transform-turn-keys", kind=kind, how=how)
         return _CARRY if self.lifted.kind == "scan" else "None"
 

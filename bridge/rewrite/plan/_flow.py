@@ -818,7 +818,7 @@ class Flow:
         return None
 
     def _children(self, node: ast.AST) -> None:
-        """Looks for calls of layers inside of what is not understood."""
+        """Looks for calls of layers inside what is not understood."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self._note(child)

@@ -144,7 +144,7 @@ def _local_names(source: Source, node: ast.FunctionDef) -> set[str]:
 
 
 def functions_in(program: Program, source: Source, method: ast.AST) -> set[ast.FunctionDef]:
-    """The functions inside of a method, or of a function, that become classes of their own."""
+    """The functions inside a method, or of a function, that become classes of their own."""
     plans = [plan for plan in program.plans.values() if isinstance(plan, FunctionPlan)]
     return {
         plan.function

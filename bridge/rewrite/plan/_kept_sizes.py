@@ -301,7 +301,7 @@ class KeptSizes:
         return None if self._method.is_setup else self._text_of(self.flow.shapes.get(node))
 
     def has_updates(self, node: ast.AST) -> bool:
-        """Whether the constructor sets a variable of its own inside of a statement."""
+        """Whether the constructor sets a variable of its own inside a statement."""
         inside = set(ast.walk(node))
         updates = self.flow.updates if self.names else ()
         own = [each for each in updates if each.kind != "each" and each.statement in inside]

@@ -102,7 +102,7 @@ class Slot:
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether it stays Linen, by itself or inside of another layer."""
+        """Whether it stays Linen, by itself or inside another layer."""
         return self.linen is not None or (self.outer is not None and self.outer.is_wrapped)
 
 

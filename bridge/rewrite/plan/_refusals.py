@@ -65,87 +65,84 @@ class LayerNotRewritableError(NotRewritableError):
 _TABLE: Mapping[str, tuple[str, str]] = {
     # Classes.
     "not-asked-for": (
-        "it is not among those that were asked for",
-        "Name it with only=.",
+        "it is not named in only=",
+        "Add its name to only=.",
     ),
     "skipped": (
         "excluded by skip=",
-        "Do not name it with skip=.",
+        "Remove its name from skip=.",
     ),
     "not-called": (
-        "no call of it was seen",
-        "Add an entry point that calls it with also=.",
+        "it was never called",
+        "Add an entry point that calls it (`also=`, in the command `--model`).",
     ),
     "base-left": (
         "it derives from {base}, which stays Linen",
-        "See the reason of {base}.",
+        "See why {base} stays Linen.",
     ),
     "base-elsewhere": (
-        "it derives from {base}, which is not of this package",
+        "it derives from {base}, which is in another package",
         "Derive from a class of this package.",
     ),
     "class-decorator": (
-        "the decorator @{decorator} makes another class",
+        "the decorator @{decorator} returns another class",
         "Return the class itself from the decorator, or apply it where the class is used.",
     ),
     "own-method": (
-        "the class has its own {name}",
-        "Move what it does into `setup` or a method of another name.",
+        "the class defines its own {name}",
+        "Move its code into `setup` or a method with another name.",
     ),
     "reserved-method": (
-        "NNX modules have a method {name} of their own",
+        "{name} is already a method of every NNX module",
         "Rename the method.",
     ),
     "reserved-argument": (
-        "NNX constructors take no argument {name}",
+        "{name} cannot be an argument of an NNX constructor",
         "Rename the field.",
     ),
     "module-default": (
-        "the default of a field is a module",
-        "Make None the default, and the module in `setup` or the method.",
+        "a field has a module as its default",
+        "Use None as the default, and make the module in `setup` or the method.",
     ),
     "module-outside": (
-        "a module is made outside of the class: {name}",
+        "a module is made outside the class: {name}",
         "Make the module in the class.",
     ),
     "mixed-class": (
-        "mixed classes stay Linen: {name} makes an NNX module",
-        "Rewrite the class by hand: it can use the NNX module itself.",
+        "it already uses both libraries: {name} makes an NNX module",
+        "Rewrite the class by hand: it can use the NNX module directly.",
     ),
     "no-attribute": (
         "NNX modules have no self.{name}",
-        "Do without it, or store what it tells in a field.",
+        "Remove it, or store what it says in a field.",
     ),
     "recursive": (
-        "it makes modules of its own class, directly or not",
+        "it makes modules of its own class, directly or through others",
         "Write the recursion as a loop.",
     ),
     "not-at-top": (
-        (
-            "it is not defined at the top of its file: it is made in a function, by exec or by a "
-            "decorator"
-        ),
+        "it is not defined at the top of its file, but in a function, by exec or by a decorator",
         "Define the class at the top of its file.",
     ),
     "no-file": (
         "its source is not in a file",
-        "Write the class into a file.",
+        "Move the class into a file.",
     ),
     "not-utf8": (
         "its source is not UTF-8 Python ({error})",
         "Save the file as UTF-8.",
     ),
     "given-modules": (
-        "only a class that stays Linen can make it: it is given modules",
-        "Make the modules in the class, or see the reason of the class around it.",
+        "it is given modules, and only a class that stays Linen makes it",
+        "Make the modules in the class, or see why the class around it stays Linen.",
     ),
     "cannot-run-alone": (
         "only a class that stays Linen can run it",
-        "See the reason of the class around it.",
+        "See why the class around it stays Linen.",
     ),
     "inside-linen": (
-        "it is used only inside of what stays Linen",
-        "See the reason of what is around it.",
+        "it is only used inside something that stays Linen",
+        "See why the class around it stays Linen.",
     ),
     "values-differ": (
         "its values differ from those of the Linen class",
@@ -153,7 +150,7 @@ _TABLE: Mapping[str, tuple[str, str]] = {
     ),
     "new-class-raises": (
         "the new class raised {error}",
-        "Rewrite it by hand; only= with the other classes rewrites these.",
+        "Rewrite it by hand. To rewrite only the other classes, name them in only=.",
     ),
     "not-parsed": (
         "its new text does not parse: {error}",
@@ -170,143 +167,147 @@ _TABLE: Mapping[str, tuple[str, str]] = {
     ),
     "class-left": (
         "{name} stays Linen",
-        "See the reason of {name}.",
+        "See why {name} stays Linen.",
     ),
     "class-elsewhere": (
-        "{name} of {module} is not among the classes that are rewritten",
+        "{name}, from {module}, is not one of the classes that are rewritten",
         "Leave it in `bridge.ToNNX`, or rewrite its package too.",
     ),
     "lifted-class": (
-        "{name} is made by a lifted transform",
-        "Make the layer in a statement of its own, outside of other layers.",
+        "a lifted transform makes {name}",
+        "Make the layer in a statement of its own, outside other layers.",
     ),
     "names-by-layer": (
-        "nn.{name} names its variables by its layer",
-        "Write the layer without nn.{name}, or the class by hand.",
+        "nn.{name} names its variables after its layer",
+        "Use the layer without nn.{name}, or write the class by hand.",
     ),
     "no-argument": (
-        "nnx.{layer} has no {name}",
-        "Leave {name} out if its default will do.",
+        "nnx.{layer} has no argument {name}",
+        "Remove {name} if its default will do.",
     ),
     "no-layer-argument": (
         "{layer} has no {name}",
-        "Leave {name} out if its default will do.",
+        "Remove {name} if its default will do.",
     ),
     "lacks-argument": (
-        "nnx.{layer} needs {name}",
-        "Give {name}.",
+        "nnx.{layer} needs the argument {name}",
+        "Pass {name}.",
     ),
     "unknown-size": (
-        "nothing tells its {name}",
-        "Add an entry point that calls the layer with also=.",
+        "its {name} could not be determined",
+        "Add an entry point that calls the layer (`also=`, in the command `--model`).",
     ),
     "layer-stars": (
-        "a constructor is given * arguments",
-        "Write the arguments out.",
+        "a constructor is called with * arguments",
+        "List the arguments.",
     ),
     "layer-rest": (
-        "a layer is given ** arguments",
-        "Write the arguments out, or take them from a dict that nothing changes.",
+        "a layer is made with ** arguments",
+        "List the arguments, or take them from a dict that is never changed.",
     ),
     "layer-rest-differs": (
-        "a layer is given ** arguments that NNX has not",
-        "Write the arguments out.",
+        "a layer is made with ** arguments that its NNX counterpart does not take",
+        "List the arguments.",
     ),
     "layer-rest-changes": (
-        "** arguments of a layer change on the way",
-        "Write the arguments out, or make one dict for each layer.",
+        "the dict of a layer's ** arguments is changed before the layer is made",
+        "List the arguments, or make one dict for each layer.",
     ),
     "layer-call": (
-        "nnx.{layer} is called in another way",
-        "Give the arguments by keyword.",
+        "nnx.{layer} cannot be called in this way",
+        "Pass the arguments by keyword.",
     ),
     "sequential-keywords": (
-        "nnx.Sequential gives {name} to more layers than the first",
+        "nnx.Sequential would pass {name} to layers after the first",
         "Call the layers one by one.",
     ),
     "named-axis-norm": (
         "a norm over a named axis",
-        "Leave `axis_name` out, or write the class by hand.",
+        (
+            "Under jax.jit the statistics are those of the whole batch: remove `axis_name`. "
+            "Under jax.pmap that would change them to those of each device: keep the class in "
+            "`bridge.ToNNX`."
+        ),
     ),
     "several-kinds": (
-        "one expression makes layers of several kinds",
-        "Write an expression for each kind.",
+        "one expression makes layers of different kinds",
+        "Write a separate expression for each kind.",
     ),
     "partly-rewritten": (
-        "one expression makes classes that are rewritten and classes that are not",
-        "Write an expression for each class, or see why the others stay Linen.",
+        "one expression makes classes that are rewritten and classes that stay Linen",
+        "Write a separate expression for each class, or see why the others stay Linen.",
     ),
     "layer-own-method": (
-        "a layer of Flax with its own {name}",
-        "Hold the layer instead of deriving from it.",
+        "a subclass of a Flax layer defines its own {name}",
+        "Keep the layer in an attribute instead of deriving from it.",
     ),
     "layer-param-and-call": (
-        "a layer of Flax with its own param and __call__",
-        "Keep one of both methods.",
+        "a subclass of a Flax layer defines both param and __call__",
+        "Define only one of the two methods.",
     ),
     "layer-with-parts": (
-        "a layer of Flax that makes something of its own",
-        "Hold the layer instead of deriving from it.",
+        "a subclass of a Flax layer makes modules or variables",
+        "Keep the layer in an attribute instead of deriving from it.",
     ),
     "layer-parameters": (
-        "a layer of Flax that makes its parameters in another way",
-        "Call `super().param` once, with the name that is given.",
+        "a subclass of a Flax layer makes its parameters in its own way",
+        "Call `super().param` once, with the name that it was given.",
     ),
     "layer-initialiser": (
-        "a layer of Flax that changes an initialiser",
-        "Give the initialiser to the layer's constructor.",
+        "a subclass of a Flax layer changes an initialiser",
+        "Pass the initialiser to the layer's constructor.",
     ),
     "layer-factory": (
-        "a layer of Flax with a default that a function makes",
+        "a subclass of a Flax layer has a field with a default_factory",
         "Write the default as a value.",
     ),
     "no-function": (
         "nn.{name} has no counterpart",
-        "Do without nn.{name}, or write the class by hand.",
+        "Avoid nn.{name}, or write the class by hand.",
     ),
     "no-method": (
         "self.{name} has no counterpart here",
-        "Do without self.{name}, or write the class by hand.",
+        "Avoid self.{name}, or write the class by hand.",
     ),
     "method-handed-on": (
-        "self.{name} is handed on",
+        "self.{name} is passed on instead of called",
         "Call self.{name} in the method.",
     ),
     "variables-read": (
-        "variables that are read in another way",
-        'Read one array: `self.layer.variables["params"]["kernel"]`.',
+        "variables are read in a form that cannot be rewritten",
+        'Read one array at a time: `self.layer.variables["params"]["kernel"]`.',
     ),
     "applied-arguments": (
-        "a layer that is applied has arguments of setup",
-        "Write its arguments with fields alone.",
+        "a layer that is applied takes values that setup computes",
+        "Use only fields in its arguments.",
     ),
     "applied-and-called": (
-        "a layer is called and applied to other weights",
+        "a layer is both called and applied to other weights",
         "Make two layers.",
     ),
     "applied-on-call": (
         "the call decides whether a layer has weights of its own",
-        "Decide it by a field.",
+        "Let a field decide it.",
     ),
     "merge-param": (
-        "nn.merge_param in another form",
-        "Give its three arguments, none of them with * or **.",
+        "nn.merge_param is called in another form",
+        "Pass its three arguments without * or **.",
     ),
     # Sizes and conditions.
     "needs-call": (
-        "a constructor needs {name}, which only the call knows",
+        "a constructor needs {name}, which is only known in the call",
         "Make it a field, or compute it from the fields and the shapes of the inputs.",
     ),
     "needs-told-field": (
-        "a constructor needs {name}, which is told in the call",
-        "Give it in the constructor, the same in every call.",
+        "a constructor needs {name}, which is an argument of the call",
+        "Pass {name} to the constructor, with one value for all calls.",
     ),
     "needs-output": (
         "a constructor needs the result of a layer",
         "Make it a field, or compute it from the fields and the shapes of the inputs.",
     ),
     "loop-of-call": (
-        "a loop over what only the call knows makes layers",
+        "a loop that makes layers depends on values that are only known in the call",
         "Loop over a field, or over a length that a field or a shape gives.",
     ),
     "call-decides": (
@@ -314,98 +315,101 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "Make the argument a field.",
     ),
     "condition-unseen": (
-        "a condition that was not seen",
-        "Write the condition on one line, or add an entry point that reaches it with also=.",
+        "the value of a condition is not known",
+        (
+            "Write the condition on one line, or add an entry point that reaches it (`also=`, "
+            "in the command `--model`)."
+        ),
     ),
     "expression-not-run": (
-        "a layer in an expression that did not run",
-        "Add an entry point that reaches it with also=.",
+        "a layer is made in an expression that never ran",
+        "Add an entry point that reaches it (`also=`, in the command `--model`).",
     ),
     "statement-not-run": (
-        "a layer in a statement that did not run",
-        "Add an entry point that reaches it with also=.",
+        "a layer is made in a statement that never ran",
+        "Add an entry point that reaches it (`also=`, in the command `--model`).",
     ),
     # Where layers are made.
     "while-loop": (
         "a module is made in a while loop",
-        "Write a `for` loop over a known number of turns.",
+        "Write a `for` loop with a known number of iterations.",
     ),
     "match-on-call": (
-        "an argument of the call decides which layers there are, by match",
-        "Decide it by a field, or make the layers before.",
+        "a match on an argument of the call decides which layers exist",
+        "Let a field decide, or make the layers before the match.",
     ),
     "try-block": (
         "a module is made where an exception was caught",
         "Make the module before the block.",
     ),
     "method-called-twice": (
-        "a method that makes layers is called several times",
-        "Make a class of the method, or give its layers to it.",
+        "a method that makes layers is called more than once",
+        "Turn the method into a class, or pass its layers to it.",
     ),
     "inner-function": (
-        "a module is made in a function inside of a method",
-        "Make a class of the function, or make the module before it.",
+        "a module is made in a function inside a method",
+        "Turn the function into a class, or make the module before it.",
     ),
     "inner-function-used": (
-        "a function inside of a method is more than called",
-        "Only call the function, or make a class of it.",
+        "a function inside a method is not only called",
+        "Only call the function, or turn it into a class.",
     ),
     "outside-layer": (
-        "a function outside of the class makes a layer of it",
+        "a function outside the class makes one of its layers",
         "Make the layer in a method of the class.",
     ),
     "outside-module": (
-        "a function outside of the class makes a module of it",
+        "a function outside the class makes one of its modules",
         "Make the module in a method of the class.",
     ),
     # Functions that make layers.
     "function-left": (
-        "a function makes a layer of it: {reason}",
+        "a function makes one of its layers: {reason}",
         "Make the layer in the class, or change the function.",
     ),
     "around-left": (
-        "it is inside of {name}, which stays Linen",
-        "See the reason of {name}.",
+        "it is inside {name}, which stays Linen",
+        "See why {name} stays Linen.",
     ),
     "function-elsewhere": (
-        "a function makes a layer of it: it is in another file",
+        "a function in another file makes one of its layers",
         "Import the function by its name, or move it into the file of the class.",
     ),
     "function-in-function": (
-        "a function inside of a function makes a layer",
+        "a function inside a function makes a layer",
         "Move the function to the top of its file.",
     ),
     "function-returns-inside": (
-        "a function inside of a method returns layers",
+        "a function inside a method returns layers",
         "Move the function to the top of its file.",
     ),
     "function-defaults": (
-        "a function inside of a method has defaults of the method's",
-        "Give these values as arguments.",
+        "a function inside a method takes defaults from the method",
+        "Pass these values as arguments.",
     ),
     "function-decorator": (
-        "a function with a decorator makes a layer",
-        "Remove the decorator, or make a class of the function.",
+        "a decorated function makes a layer",
+        "Remove the decorator, or turn the function into a class.",
     ),
     "function-stars": (
         "a function with * arguments makes a layer",
-        "Write its arguments out.",
+        "List its arguments.",
     ),
     "function-call-stars": (
-        "a function that makes layers is given * or ** arguments",
-        "Write the arguments out.",
+        "a function that makes layers is called with * or ** arguments",
+        "List the arguments.",
     ),
     "function-passes-on": (
-        "a function passes on what only the call knows",
+        "a function passes on values that are only known in the call",
         "Name the argument in the function's signature.",
     ),
     "function-given-module": (
-        "a function that is given the module does more with it than make layers",
-        "Give the function what it reads of the module.",
+        "a function that takes the module does more with it than make layers",
+        "Pass the function what it reads from the module.",
     ),
     "function-given-arrays": (
-        "a function that gets arrays returns layers",
-        "Give the function sizes instead of arrays.",
+        "a function that takes arrays returns layers",
+        "Pass the function sizes instead of arrays.",
     ),
     "function-parameters": (
         "a function that returns layers makes parameters",
@@ -413,345 +417,351 @@ _TABLE: Mapping[str, tuple[str, str]] = {
     ),
     # Modes.
     "mode-read": (
-        "self.{name} is told in the call, and {method} reads it",
+        "self.{name} is passed in the call, and {method} reads it",
         "Make it an argument of {method}.",
     ),
     "mode-position": (
-        "a mode is given by position before other arguments",
-        "Give the mode by keyword.",
+        "a mode is passed by position before other arguments",
+        "Pass the mode by keyword.",
     ),
     "mode-call": (
-        "a mode moves to a call that is not found",
-        "Call the layer in the method that makes it, or by its attribute.",
+        "the call that should take a mode was not found",
+        "Call the layer in the method that makes it, or through its attribute.",
     ),
     "mode-method": (
-        "a mode is handed on to another method",
+        "a mode is passed on to another method",
         "Make the mode an argument of that method.",
     ),
     "mode-rest": (
-        "a mode is handed on to a method with ** arguments",
+        "a mode is passed on to a method with ** arguments",
         "Make the mode an argument of that method.",
     ),
     "mode-twice": (
-        "{name} is a field and an argument of the call, and the field is read by itself",
+        "{name} is a field and an argument of the call, and the field is also read directly",
         "Read nn.merge_param({name!r}, self.{name}, {name}) instead.",
     ),
     # Parameters, variables and streams.
     "foreign-parameter": (
-        "{name} of another package makes a parameter of it",
+        "{name}, from another package, makes one of its parameters",
         "Make the parameter with `self.param`.",
     ),
     "variable-stars": (
-        "a variable with * arguments",
-        "Write the arguments out.",
+        "a variable is declared with * arguments",
+        "List the arguments.",
     ),
     "variable-names": (
-        "several variables whose names are not written out",
-        "Write a name for each, or an f-string with the loop's variable.",
+        "several variables have computed names",
+        "Write each name as a string, or as an f-string of the loop's variable.",
     ),
     "parameter-tree": (
-        "a parameter that holds several arrays",
+        "a parameter holds several arrays",
         "Make a parameter for each array.",
     ),
     "collection-name": (
-        "a collection whose name is not written out",
-        "Write the collection as a text.",
+        "the name of a collection is computed",
+        "Write the collection's name as a string.",
     ),
     "variable-boxed": (
-        "a variable that is not unboxed",
-        "Leave `unbox` out.",
+        "a variable is declared with `unbox`",
+        "Remove `unbox`.",
     ),
     "variable-of-module": (
-        "a parameter of a module that is given as an argument",
+        "a parameter is declared in a module that is passed as an argument",
         "Declare the parameter in a method of that module, without `module`.",
     ),
     "perturb-collection": (
-        "perturb in another collection",
-        "Leave the collection out.",
+        "perturb is called with another collection",
+        "Remove `collection`.",
     ),
     "sow-collection": (
-        "sow into another collection, or with its own reduction",
-        "Sow into `intermediates`, without a reduction.",
+        "sow is called with another collection, or with its own reduction",
+        "Sow into `intermediates`, without `reduce_fn` and `init_fn`.",
     ),
     "computed-for-layer": (
-        "a layer is given what setup computes",
-        "Give the layer a field, or compute the value where the layer is called.",
+        "a layer takes a value that setup computes",
+        "Pass the layer a field, or compute the value where the layer is called.",
     ),
     "computed-for-parameter": (
-        "a parameter is initialised with a variable that setup computes from parameters",
-        "Keep what is computed in an attribute.",
+        "a parameter's initialiser uses a value that setup computes from parameters",
+        "Store the computed value in an attribute.",
     ),
     "computed-again": (
         "setup reads self.{name} before it sets it again",
-        "Give what is computed first a name of its own.",
+        "Use another name for the first value.",
     ),
     "computed-in-block": (
-        "setup computes with parameters in a block",
+        "setup computes with parameters inside a block",
         "Compute the value outside of loops, or in the method that uses it.",
     ),
     "computed-name": (
-        "setup has a variable named as an attribute",
+        "a variable in setup has the name of an attribute",
         "Rename the variable.",
     ),
     # Cells and decode caches.
     "carry-signature": (
-        "an initialize_carry with other arguments",
+        "initialize_carry takes other arguments than those of Flax's cells",
         "Take a key and a shape, as Flax's cells do.",
     ),
     "carry-call": (
-        "a carry that is made in another way",
-        "Give the key and the shape by position.",
+        "a carry is made in another form",
+        "Pass the key and the shape by position.",
     ),
     "cache-inside": (
-        "a decode cache under a transform or inside of a layer",
-        "Make the attention in the class itself, outside of the transform.",
+        "a decode cache is made under a transform or inside a layer",
+        "Make the attention in the class itself, outside the transform.",
     ),
     "cache-partial": (
-        "a decode cache that a partial turns on",
-        "Give `decode` where the layer is made.",
+        "a partial turns on the decode cache",
+        "Pass `decode` where the layer is made.",
     ),
     "cache-absent": (
-        "a decode cache that was not made",
-        "Add an entry point that decodes with also=.",
+        "the decode cache was never made",
+        "Add an entry point that decodes (`also=`, in the command `--model`).",
     ),
     "cache-dtypes": (
-        "decode caches of several dtypes",
+        "the decode caches have different dtypes",
         "Use one dtype for all calls of the layer.",
     ),
     "cache-shapes": (
-        "decode caches of several shapes",
+        "the decode caches have different shapes",
         "Use one shape of inputs for all layers that are made here.",
     ),
     "cache-list": (
-        "a decode cache in a list of setup",
+        "a layer with a decode cache is in a list",
         "Give the layer an attribute of its own.",
     ),
     # Lifted transforms.
     "transform-of-linen": (
-        "a transform around what stays Linen",
-        "See the reason of what stays Linen, or move it out of the transform.",
+        "a transform contains something that stays Linen",
+        "See why it stays Linen, or move it out of the transform.",
     ),
     "transform-method-linen": (
-        "a layer that stays Linen, in a method under a transform",
-        "See the reason of the layer, or remove the decorator.",
+        "a method under a transform makes a layer that stays Linen",
+        "See why the layer stays Linen, or remove the decorator.",
     ),
     "transform-varies": (
-        "lifted transforms that are not always the same",
-        "Write an expression for each transform.",
+        "the lifted transforms are not always the same",
+        "Write a separate expression for each transform.",
     ),
     "transform-sometimes": (
-        "layers that are sometimes stacked",
-        "Stack the layers always, or make a class for each case.",
+        "the layers are only sometimes stacked",
+        "Always stack the layers, or make a class for each case.",
     ),
     "transform-condition": (
-        "a transform whose condition is not seen",
+        "the condition of a transform was not found",
         "Write the transform and its `if` in the method.",
     ),
     "transform-no-name": (
-        "{name} has no name in this file",
+        "this file has no name for {name}",
         "Import {name} in this file.",
     ),
     "transform-option": (
-        "nn.{kind} with {option}",
-        "Leave {option} out, or write the class by hand.",
+        "nn.{kind} is called with {option}",
+        "Remove {option}, or write the class by hand.",
     ),
     "transform-metadata": (
-        "nn.{kind} with other metadata",
-        "Give a partition name alone.",
+        "nn.{kind} is called with metadata besides a partition name",
+        "Pass only a partition name.",
     ),
     "transform-empty": (
-        "nn.{kind} of layers without variables",
+        "nn.{kind} is applied to layers without variables",
         "Apply nn.{kind} to layers with parameters.",
     ),
     "transform-filters": (
-        "{kind} whose {option} are not written out by name",
-        "Name the collections.",
+        "{kind} does not list the collections of {option} by name",
+        "List the collections by name.",
     ),
     "transform-own-axis": (
-        "{kind} with an axis of its own for {collection}",
-        "Give an integer for {collection}.",
+        "{kind} uses something other than an integer as the axis of {collection}",
+        "Use an integer axis for {collection}.",
     ),
     "transform-keys": (
-        "{kind} of layers that {how}",
-        "Split all streams alike in `split_rngs`.",
+        "{kind} gives its layers {how}",
+        "Give all streams the same value in `split_rngs`.",
     ),
     "transform-turn-keys": (
-        "{kind} of one layer that draws {how} in each turn",
-        "Turn the stream around in `split_rngs`, or leave the draws out.",
+        "{kind} gives a layer {how} in each iteration",
+        "Flip the stream's value in `split_rngs`, or remove the draws.",
     ),
     "transform-setup-axis": (
-        "an axis that setup does not know",
+        "an axis is not known in setup",
         "Write the axis as a number.",
     ),
     "stacked-twice": (
-        "layers that are stacked twice",
+        "the layers are stacked twice",
         "Stack them once, or write the class by hand.",
     ),
     "stacked-call": (
-        "stacked layers whose calls are not found",
-        "Call the layers in the method that makes them, or by their attribute.",
+        "the calls of the stacked layers were not found",
+        "Call the layers in the method that makes them, or through their attribute.",
     ),
     "stacked-given-output": (
-        "stacked layers are given what another layer returns",
-        "Assign it to a variable before the call.",
+        "stacked layers are called with another layer's result",
+        "Assign the result to a variable before the call.",
     ),
     "transform-call": (
-        "nn.{kind} with keywords or * arguments in the call",
-        "Give the arguments by position.",
+        "nn.{kind} is called with keyword or * arguments",
+        "Pass the arguments by position.",
     ),
     "transform-in-axes": (
-        "nn.{kind} with in_axes={axes!r}",
-        "Give one axis for each argument.",
+        "nn.{kind} is called with in_axes={axes!r}",
+        "Use one axis for each argument.",
     ),
     "transform-out-axes": (
-        "nn.{kind} with out_axes={axes!r}",
-        "Give one axis for all outputs.",
+        "nn.{kind} is called with out_axes={axes!r}",
+        "Use one axis for all outputs.",
     ),
     "transform-positions": (
-        "nn.{kind} with options by position",
-        "Give the options by keyword.",
+        "nn.{kind} takes its options by position",
+        "Pass the options by keyword.",
     ),
     "transform-keywords": (
-        "nn.{kind} with keywords",
-        "Give the arguments by position.",
+        "nn.{kind} takes its arguments by keyword",
+        "Pass the arguments by position.",
     ),
     "transform-call-keywords": (
-        "nn.{kind} with keywords in the call",
-        "Give the arguments by position.",
+        "what nn.{kind} returns is called with keywords",
+        "Pass the arguments by position.",
     ),
     "transform-counts": (
-        "nn.{kind} called with more and with fewer arguments",
-        "Give the same arguments in every call.",
+        "what nn.{kind} returns is called with different numbers of arguments",
+        "Pass the same arguments in every call.",
     ),
     "transform-defaults": (
-        "nn.{kind} of a function with defaults",
-        "Give every argument in the call.",
+        "nn.{kind} is applied to a function with defaults",
+        "Pass every argument in the call.",
     ),
     "transform-other-class": (
-        "nn.{kind} of a layer that another class makes",
+        "nn.{kind} is applied to a layer that another class makes",
         "Make the layer in the class that transforms it.",
     ),
     "while-names": (
-        "nn.while_loop with arguments by name",
-        "Give the arguments by position.",
+        "nn.while_loop is called with arguments by name",
+        "Pass the arguments by position.",
     ),
     "while-keys": (
-        "nn.while_loop with keys in it",
+        "nn.while_loop draws keys",
         "Draw the keys before the loop.",
     ),
     "method-decorator": (
-        "a method under @{decorator}",
+        "a method has the decorator @{decorator}",
         "Remove the decorator, or apply it where the method is called.",
     ),
     "method-jit": (
-        "a method under {decorator}",
+        "a method is compiled by {decorator}",
         "Remove the decorator, or compile where the model is called.",
     ),
     # Models that are given to others.
     "given-uncalled": (
-        "a module that the model was given was never called",
-        "Do not give the module, or call it.",
+        "a module that was passed to the model was never called",
+        "Do not pass the module, or call it.",
     ),
     "given-module": (
-        "the model was given a {name} as a field",
+        "a {name} was passed to the model as a field",
         "Make the module in the class.",
     ),
     # Functions that train the model.
     "state-use": (
-        "{text} of a TrainState",
-        "Use its params, step, apply_fn, apply_gradients, replace and fields of its own.",
+        "{text} of a TrainState cannot be rewritten",
+        "Use only params, step, apply_fn, apply_gradients, replace and fields of its own.",
     ),
     "state-replace": (
         "{name} of a TrainState is replaced",
-        "Let apply_gradients change it.",
+        "Let apply_gradients change {name}.",
     ),
     "state-create": (
-        "a TrainState is not made by params= and tx= of this model",
+        "a TrainState is not made from params= and tx= of this model",
         "Call TrainState.create(apply_fn=model.apply, params=..., tx=...).",
     ),
     "state-apply": (
         "apply_fn is {text}",
-        "Give the apply of the model.",
+        "Pass the apply of the model.",
     ),
     "state-field": (
-        "the field {name} of a TrainState",
-        "Keep variables of one model in a state, each field with an annotation.",
+        "the field {name} of a TrainState cannot be kept",
+        "Annotate each field, and keep only variables of one model in a state.",
     ),
     "state-body": (
         "{name} has more than fields",
-        "Move methods into functions.",
+        "Turn its methods into functions.",
     ),
     "old-state": (
         "{name} is read after its update, which NNX makes in place",
-        "Read what is needed before, or give the new state the same name.",
+        "Read what is needed before the update, or assign the new state to the same name.",
     ),
     "statistics-use": (
-        "{text} is read by itself, and is in the model now",
-        "Give it only to the model and to the state.",
+        "{text}, which is now in the model, is used by itself",
+        "Only pass it to the model and to the state.",
     ),
     "argument-options": (
-        "{name} of a function that loses an argument, as the model has what it held",
+        (
+            "{name} refers to the arguments of a function that loses one, because the model "
+            "holds its value now"
+        ),
         "Write static_argnums and donate_argnums as numbers, and use no other option.",
     ),
     "variables-use": (
-        "{text} is used for more than to apply the model",
+        "{text} is not only used to apply the model",
         "Write {{'params': params, ...}} where the model is applied, and use params elsewhere.",
     ),
     "params-keyword": (
-        "the parameters are given by the name {name}, which becomes another",
-        "Give them by position.",
+        "the parameters are passed by the name {name}, which changes",
+        "Pass them by position.",
     ),
     "model-passed": (
         "{name} of a Linen module is passed around",
         "Pass the module, and call its init or apply where they are needed.",
     ),
     "model-fields": (
-        "{name} has other fields than the model whose variables change here",
+        "{name} has fields that differ from those of the model that is trained",
         "Apply a module with the fields that it was initialised with.",
     ),
     "init-keys": (
-        "init without a key of its own",
-        "Write the key as the first argument, or a dict of keys by stream.",
+        "init is called without a key of its own",
+        "Pass the key as the first argument, or a dict of keys by stream.",
     ),
     "size-unknown": (
-        "the model's runs tell no single value for {name}",
+        "{name} has no single value in the runs of the model",
         "Make one model, or write the function by hand.",
     ),
     "mutable-names": (
         "mutable={text}",
-        "Give a list of the model's collections; sown values are another thing in NNX.",
+        "Pass a list of the model's collections. NNX treats sown values separately.",
     ),
     "apply-method": (
         "method={text}",
-        "Give the method's name.",
+        "Pass the method's name.",
     ),
     "gradient-option": (
-        "a gradient with {name}=",
-        "Differentiate by the first argument, with has_aux alone.",
+        "a gradient is taken with {name}=",
+        "Differentiate by the first argument, and use no option but has_aux.",
     ),
     "returns-differ": (
-        "its returns are of different kinds",
-        "Return the same things everywhere.",
+        "its return statements return different kinds of values",
+        "Return the same kinds everywhere.",
     ),
     "return-annotation": (
-        "the annotation of what it returns does not name each part",
-        "Write tuple[...] with all parts, or leave it out.",
+        "its return annotation does not name each part",
+        "Write tuple[...] with all parts, or remove it.",
     ),
     "training-decorator": (
-        "a function of the state under @{text}",
-        "Use jax.jit alone.",
+        "a function of the state has the decorator @{text}",
+        "Use only jax.jit, jax.pmap, jax.vmap, jax.checkpoint, jax.grad or jax.value_and_grad.",
     ),
     "training-target": (
-        "the target {text}",
-        "Give each part a name of its own.",
+        "a value of the training is assigned to {text}",
+        "Assign each part to a name of its own.",
     ),
     "training-line": (
-        "an update or dropout keys within a larger expression",
-        "Give it a statement of its own.",
+        "an update or dropout keys are part of a larger expression",
+        "Write a separate statement for it.",
     ),
     "training-transform": (
-        "{text} of a function of the state or the model",
-        "Call the function under jax.jit, jax.grad or jax.value_and_grad alone.",
+        "{text} is applied to a function of the state or the model",
+        (
+            "Use only jax.jit, jax.pmap, jax.vmap, jax.checkpoint, jax.grad, "
+            "jax.value_and_grad or jax.lax.scan."
+        ),
     ),
     "training-branch": (
         "these lines did not run, so they are still Linen and raise in the new program",
@@ -763,14 +773,14 @@ _TABLE: Mapping[str, tuple[str, str]] = {
     ),
     "training-left": (
         "another function of the training stays as it is",
-        "See the reasons of the others.",
+        "See why the others stay.",
     ),
     "training-differs": (
         "the new training differs: {error}",
-        "Write the function by hand; the places are listed.",
+        "Write the function by hand. The places are listed.",
     ),
     "training-fails": (
         "the new training raised {error}",
-        "Write the function by hand; the places are listed.",
+        "Write the function by hand. The places are listed.",
     ),
 }

@@ -45,7 +45,7 @@ class Interfaces:
         ]
         called = [each for each in instances if first_calls(each)]
         if not called:
-            raise UnfitError("no call of it was seen")
+            raise UnfitError("it was never called")
         module = f"{self.program.new_modules[plan.cls.__module__]}:{plan.name}"
         sizes: dict[str, tuple[str, str]] = {}
         parts: dict[str, tuple[str, int]] = {}
@@ -58,7 +58,7 @@ class Interfaces:
             elif (part := self._of_part(name, values)) is not None:
                 parts[name] = part
             else:
-                raise UnfitError(f"no argument of a call tells {name}")
+                raise UnfitError(f"no argument of a call determines {name}")
             if of_variables is not None and len(declared_methods(plan)) > 1:
                 stored[name] = of_variables
         boxes = {

@@ -312,7 +312,7 @@ def shape_item(node: ast.expr) -> tuple[str, int] | None:
 
 
 def is_shadowed(source: Source, node: ast.AST, name: str, method: ast.AST) -> bool:
-    """Whether a function inside of a method has an argument of this name."""
+    """Whether a function inside a method has an argument of this name."""
     for each in source.ancestors(node):
         if each is method:
             return False

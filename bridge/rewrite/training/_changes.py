@@ -34,7 +34,7 @@ class Change:
 
     Attributes:
         node: what is replaced.
-        parts: texts, and nodes of the file with the changes inside of them.
+        parts: texts, and nodes of the file with the changes inside them.
     """
 
     node: ast.AST
@@ -112,7 +112,7 @@ def edits_of(source: Source, changes: Iterable[Decision]) -> list[Edit]:
     def size(change: Change) -> int:
         return source.end(change.node) - source.start(change.node)
 
-    # What is inside of another change is written first.
+    # What is inside another change is written first.
     for change in sorted((c for c in changes if isinstance(c, Change)), key=size):
         edits.append(source.edit(change.node, text(change.parts, change.node)))
     removed = {c.statement for c in changes if isinstance(c, Removed)}

@@ -91,7 +91,7 @@ def _move_one(old: Any, new: Any, rules: Mapping[str, str], collections: frozens
     variables = {"params": old.params, **{n: tree for n, tree in names.items() if tree is not None}}
     plan = port.plan(variables, new.model, rules)
     if not plan.ok:
-        raise DifferenceError(f"the new state is another one: {plan.problems[0]}")
+        raise DifferenceError(f"the new state differs: {plan.problems[0]}")
     plan.apply()
     plan.apply_optimizer(old, new.optimizer)
 
@@ -128,7 +128,7 @@ def _leaves(module: Any) -> dict[Any, Any]:
 def _apart(a: Any, b: Any, where: str) -> float:
     a, b = np.asarray(a), np.asarray(b)
     if a.shape != b.shape:
-        raise DifferenceError(f"{where}: shape {b.shape} in the place of {a.shape}")
+        raise DifferenceError(f"{where}: shape {b.shape} instead of {a.shape}")
     if not np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
         apart = float(np.max(np.abs(a - b), initial=0.0))
         raise DifferenceError(f"{where}: {apart:.2g} apart")

@@ -50,7 +50,7 @@ class Seen:
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Looks at every call that begins inside of the block."""
+        """Looks at every call that begins inside the block."""
         before = sys.gettrace()
         sys.settrace(self._called)
         try:
@@ -225,7 +225,7 @@ def world(texts: Mapping[str, tuple[str, str]], sample: Callable[[], Any]) -> It
     Args:
         texts: file and text by module name.
         sample: a function that uses the program. What it and its module have imported of the
-            program is that of the new modules inside of the block.
+            program is that of the new modules inside the block.
     """
     old = {name: module for name in texts if (module := sys.modules.get(name)) is not None}
     with importable(texts), nnx.use_eager_sharding(False):

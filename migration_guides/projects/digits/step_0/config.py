@@ -9,7 +9,7 @@ class Config:
 
     Attributes:
         features: the width of the residual stream.
-        hidden: the width inside of an MLP.
+        hidden: the width inside an MLP.
         layers: the number of blocks.
         classes: the number of digits.
         dropout: the dropout rate, in [0, 1).
