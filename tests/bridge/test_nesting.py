@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
+from flax.nnx import bridge as flax_bridge
 
 import bridge
 from tests.models import assert_identical
@@ -564,3 +565,35 @@ def test_nnx_transforms_take_a_model_that_holds_one():
 
     first, second = step(model, X), step(model, X)
     assert second < first
+
+
+class OfBothInNNX(nnx.Module):
+    def __init__(self, *, rngs):
+        self.theirs = flax_bridge.ToNNX(nn.Dense(3), rngs=rngs)
+        self.ours = bridge.ToNNX(nn.Dense(3), rngs=rngs)
+
+    def __call__(self, x):
+        return self.ours(self.theirs(x))
+
+
+class OfBothInLinen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = flax_bridge.ToLinen(nnx.Linear, args=(3, 3), name="theirs")(x)
+        return bridge.ToLinen(nnx.Linear, args=(3, 3), name="ours")(x)
+
+
+@pytest.mark.parametrize("lazy_init", [bridge.lazy_init, flax_bridge.lazy_init])
+@pytest.mark.parametrize(
+    "make",
+    [
+        OfBothInNNX,
+        lambda rngs: bridge.ToNNX(OfBothInLinen(), rngs=rngs),
+        lambda rngs: flax_bridge.ToNNX(OfBothInLinen(), rngs=rngs),
+    ],
+    ids=["in NNX", "in Linen", "in Linen in theirs"],
+)
+def test_wrappers_of_both_bridges_work_in_one_model(make, lazy_init):
+    model = lazy_init(make(rngs=nnx.Rngs(0)), X)
+    params = nn.unbox(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    np.testing.assert_array_equal(model(X), dense(params["ours"], dense(params["theirs"], X)))
