@@ -139,7 +139,7 @@ def text_of(path: Path) -> str:
 
 
 def filtered(leaves: Mapping[Path, _T], expression: re.Pattern[str] | None) -> dict[Path, _T]:
-    """The leaves in whose path the expression of `--filter` is found.
+    """The leaves with a path that `--filter` matches.
 
     Raises:
         InputError: none is left, though there are leaves.

@@ -159,7 +159,7 @@ def add_within(parser: argparse.ArgumentParser, option: str = "--within", of: st
 
 
 def add_layout(parser: argparse.ArgumentParser, *options: str) -> None:
-    """Adds the option that says whose paths a checkpoint has; its default name is `--layout`."""
+    """Adds the option that says which library's paths a checkpoint has; by default `--layout`."""
     for option in options or ("--layout",):
         parser.add_argument(
             option,

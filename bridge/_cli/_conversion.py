@@ -133,7 +133,7 @@ def source_of(
 
 
 def _bare_state(contents: CheckpointContents) -> nnx.State:
-    """An NNX state of arrays without Variables, whose types nothing tells."""
+    """An NNX state of bare arrays, whose Variable types are not known."""
     leaves = {_renaming.nnx_keys(path): leaf.value for (_, path), leaf in contents.leaves.items()}
     return nnx.State(nest(leaves))
 

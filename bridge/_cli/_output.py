@@ -99,7 +99,7 @@ def short_shape(shape: Sequence[int] | None) -> str:
 
 @contextlib.contextmanager
 def working(what: str, *, is_json: bool) -> Iterator[Callable[[str], None]]:
-    """A block whose progress is shown on stderr, in a terminal alone; it yields what changes it.
+    """Shows the progress of a block on stderr, if that is a terminal; yields what changes it.
 
     Args:
         what: what is shown at first.

@@ -14,7 +14,7 @@ _HASHED = (bool, int, float, str, bytes)
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class HeldModule:
-    """A Linen module whose equality says whether the two are the same to a program.
+    """A Linen module that equals another if a program cannot distinguish them.
 
     A Linen module compares its fields with `==`. For a field that is an array this is an array
     again, and it is true for 2 and 2.0 as well, which are not the same in a program. So these are

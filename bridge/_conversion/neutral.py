@@ -124,7 +124,7 @@ def place(
 
 
 def _place_beside(tree: Tree, collection: str, path: Path) -> tuple[Path, Displaced]:
-    """Where a leaf of a collection goes whose path is not free in a tree; see `place`."""
+    """Where a leaf of a collection goes if its path in a tree is taken; see `place`."""
     # At the point of the collision, so that a part of a tree is placed as the whole tree is.
     index = _meeting_point(tree, path) or 0
     # A leaf with the collection's own name may block the path below it.

@@ -69,7 +69,7 @@ def nodes_below(root: object) -> Nodes:
 
 
 def items_of(container: object) -> Iterable[Any] | None:
-    """What a container holds, None if it is none."""
+    """What a container holds; None for anything else."""
     # JAX would sort the keys.
     if isinstance(container, dict):
         return container.values()

@@ -73,7 +73,7 @@ class PassedValues:
     def _is_same_batch(
         self, after: object, mine: object, before: jax.Array, theirs: object
     ) -> bool:
-        """Whether two arrays are the same whose axes of the batch are `mine` and `theirs`."""
+        """Whether two arrays with the batch axes `mine` and `theirs` are the same."""
         if not isinstance(mine, int) or not isinstance(theirs, int):
             return mine == theirs and self._is_same(after, before)
         axes = list(range(before.ndim))
@@ -130,7 +130,7 @@ class PassedValues:
         return rule(self._of_program, equation, place) if rule else None
 
     def _of_program(self, program: object) -> list[_Source]:
-        """For each output of a program the input that it is, None if it is none."""
+        """For each output of a program, the input that it passes on, or None."""
         inner: Any = getattr(program, "jaxpr", program)
         if id(inner) in self._passed:
             return self._passed[id(inner)][1]
@@ -156,7 +156,7 @@ class PassedValues:
 
 
 def _reordered(axes: _Axes, order: _Axes) -> _Axes:
-    """The axes of an array whose axes are put into another order once more."""
+    """The axes of a transposed array after another transposition."""
     return tuple(None if i is None else axes[i] for i in order)
 
 

@@ -1,4 +1,4 @@
-"""A Linen module run in a scope whose keys are drawn when the module asks for them.
+"""Runs a Linen module in a scope that draws keys when the module asks for them.
 
 A wrapped Linen module draws from NNX streams. A key is drawn once in a call, and only if a module
 asks for it, so a call that needs no randomness leaves every counter alone.
@@ -118,7 +118,7 @@ class CallKeys:
         return jax.random.fold_in(default, nth)
 
     def commit(self, used: Set[str]) -> None:
-        """Moves the streams on whose keys were used, as drawing from them would have done.
+        """Advances the streams that were used, as drawing from them would have done.
 
         Raises:
           TraceContextError: a stream belongs to another trace.
@@ -202,7 +202,7 @@ class ImmutableScopeError(flax_errors.ModifyScopeVariableError):
 
 
 class StreamScope(Scope):
-    """A Linen scope whose keys are drawn when a module asks for them.
+    """A Linen scope that draws keys when a module asks for them.
 
     Flax's scope wants every key at the start and hands all of them to every child, which would
     advance each RNG stream in each call. What is overridden here is public, and so are the

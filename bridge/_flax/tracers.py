@@ -50,7 +50,7 @@ def trace_of(value: object) -> Any:
 
 
 def made_by(tracer: Tracer[Any]) -> tuple[Equation, int] | None:
-    """The equation that a tracer comes from and its place there, None if it comes from none."""
+    """The equation that a tracer comes from and its place there, or None."""
     parent: Any = getattr(tracer, "parent", None)
     recipe: Any = getattr(tracer, "recipe", None)
     if not _TELL_ORIGINS:

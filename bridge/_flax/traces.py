@@ -39,7 +39,7 @@ _Base: Any = _JAX_TRACE if isinstance(_JAX_TRACE, type) else Trace
 
 
 class _PartialTrace(_Base):
-    """JAX's trace of a partial evaluation whose unknown part nobody wants.
+    """JAX's trace of a partial evaluation, without its unknown part.
 
     Args:
       parent: the trace in which what is known is computed.

@@ -18,7 +18,7 @@ from bridge._flax.nodes import nodes_below
 
 
 class BoundProgram:
-    """Modules as they were found, and how to see that they are no longer so.
+    """Modules as they were found, and how to see that they have changed.
 
     Args:
       modules: the modules.

@@ -138,5 +138,5 @@ def _check_arguments(fun: object, modules: tuple[Any, ...]) -> None:
 
 
 def _is_instance(value: object) -> bool:
-    """Whether a value may have a state, as classes and functions have none."""
+    """Whether a value may have state, which classes and functions do not."""
     return isinstance(value, KINDS) or not callable(value)

@@ -114,7 +114,7 @@ def _is_mode(path: Path, found: dict[Path, Any]) -> bool:
 
 
 def _told(item: Any, path: Path, first: dict[int, Path]) -> Any:
-    """What is told of an item of `decoded`, None for nothing; notes where a node is met first."""
+    """What the structure says of an item of `decoded`, or None; notes where a node is met first."""
     if isinstance(item, VariableDef):
         return _told_of_variable(item, path, first)
     if isinstance(item, ArrayRefDef | NodeRef):

@@ -68,7 +68,7 @@ def lazy_init(fn: F, /, *args: object, **kwargs: object) -> F:
 
 
 class Initialized(NamedTuple):
-    """A module whose call has created what only a call creates.
+    """A module after a call has created what only calls create.
 
     Attributes:
       module: the module, another one if the call needed an axis.

@@ -175,7 +175,7 @@ class Snapshot:
 
 
 def drop_sown(nodes: Nodes) -> None:
-    """Removes what was sown: it is the output of a call, and none of the model's state."""
+    """Removes sown values: they are outputs of a call, not state of the model."""
     # `nodes` has the Variables of all attributes, and there are fewer of them than of these.
     if not any(map(is_sown, nodes.variables)):
         return

@@ -200,7 +200,7 @@ class LinenCall:
         return with_graphdefs(variables, graphdefs) if graphdefs else variables
 
     def _live_streams(self) -> set[str]:
-        """The streams whose keys the output and the updates depend on."""
+        """The streams that the output and the updates depend on."""
 
         def outcome(keys: dict[str, Any]) -> Any:
             draws = self._keys.replaced(keys)

@@ -229,7 +229,7 @@ def mutable_around() -> Any:
 
 
 def joined() -> ModuleInCall | None:
-    """The module whose call a module that is called now is part of.
+    """The module in whose call another module is called now.
 
     None inside a Linen module: what is there has its own keys and collections.
     """

@@ -18,7 +18,7 @@ from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
 
 
 class _Given:
-    """Constructor arguments some of which cannot be hashed: lists, dicts, sets, arrays.
+    """Constructor arguments, also those that cannot be hashed: lists, dicts, sets, arrays.
 
     Linen turns lists and dicts in a module's fields into tuples and FrozenDicts; this is opaque to
     it, and reads as the user gave it, in containers of its own.

@@ -175,7 +175,7 @@ def _with_own_streams(
 
 
 def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """The arrays in constructor arguments, and where: which item of which item.
+    """The arrays in constructor arguments, with the path to each.
 
     They are looked for in containers, in what a partial has been given, and in the attributes of
     plain objects, such as a configuration. Not in modules: what a module holds is its state.

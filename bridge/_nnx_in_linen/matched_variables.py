@@ -180,7 +180,7 @@ def _inside(leaf: object) -> Any:
 def _by_text(
     slots: GraphDefLeaves, avals: Sequence[Any], leaves: Mapping[Address, Any]
 ) -> tuple[dict[Address, Any], dict[Address, Address]]:
-    """Leaves by the addresses of the slots, and where those are whose keys a file keeps as text.
+    """Leaves by the addresses of the slots, also where a file has turned the keys into text.
 
     The value of a box is called `value` in a file, and nothing there says that it was a box. A dict
     is in its own keys; an empty one is nothing that Linen variables could tell. A leaf that no slot

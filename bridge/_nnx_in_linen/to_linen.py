@@ -43,7 +43,7 @@ _OWN_OPTIONS = frozenset({"strict", "rng_state", "string_keys", "eager_sharding"
 
 
 class WithOptions(type(nn.Module)):
-    """The type of Linen module classes some of whose fields their constructors need not take.
+    """The metaclass of Linen modules with fields that the constructor need not take.
 
     Linen passes every field to the constructor when it clones a module or transforms its class. A
     constructor that forwards what it does not know, as that of a class in the wild does, would pass

@@ -97,7 +97,7 @@ def is_one_key(value: object) -> bool:
 
 
 def _key_dimensions(value: jax.Array) -> int:
-    """How many dimensions an array of keys has, -1 if it is none."""
+    """How many dimensions an array of keys has; -1 for anything else."""
     if is_key(value):
         return value.ndim
     return value.ndim - 1 if value.dtype == jax.numpy.uint32 else -1

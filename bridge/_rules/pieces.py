@@ -182,7 +182,7 @@ def side_by_side(
 
 
 def without_axis(shape: Sequence[int] | None, layer: Layer | None) -> Any:
-    """The shape of one layer of a stacked leaf; one that nothing has if there is no such layer."""
+    """The shape of one layer of a stacked leaf; an impossible one if there is no such layer."""
     if shape is None or layer is None:
         return shape
     if not -len(shape) <= layer.axis < len(shape):

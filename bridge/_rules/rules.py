@@ -274,7 +274,7 @@ class Route:
         """The NNX path of a Linen path that the expression matches.
 
         Raises:
-          RulesError: the number of an entry is none.
+          RulesError: an entry has something else than a number.
         """
         found: list[Segment] = []
         for part in self.segments:

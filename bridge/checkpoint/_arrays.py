@@ -26,7 +26,7 @@ _REMEDY = "The files are damaged or incomplete; restore an earlier checkpoint."
 
 
 def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...], Any]:
-    """The arrays at some places of an orbax tree, which is opened even if there are none.
+    """The arrays at some places of an orbax tree, which is opened in any case.
 
     Args:
       directory: the tree's directory.

@@ -30,7 +30,7 @@ _installed: Any = None
 
 @contextlib.contextmanager
 def reported(what: str, path: object, remedy: str = "") -> Iterator[None]:
-    """A block whose errors are errors of the bridge.
+    """Turns the errors of a block into errors of the bridge.
 
     Args:
       what: what was not done, up to the path.

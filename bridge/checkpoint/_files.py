@@ -1,4 +1,4 @@
-"""Finds what is at a path: a checkpoint of the bridge, another orbax tree, a file, or none."""
+"""Finds what is at a path: a checkpoint of the bridge, another orbax tree, a file, or nothing."""
 
 from __future__ import annotations
 

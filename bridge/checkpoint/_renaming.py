@@ -261,7 +261,7 @@ def _stacked(shape: LeafShape, entry: Layer | None, moves: Sequence[_Move]) -> L
 
 
 def _check_told(rules: list[OneWay], to_nnx: bool) -> None:
-    """Raises an error for rules whose results only a target tells."""
+    """Raises an error for rules that cannot be followed without a target."""
     own = {each.route.rule.linen: each.route.rule.form for each in rules}
     is_split = {name: form.fused == ("linen" if to_nnx else "nnx") for name, form in own.items()}
     open_rules = [

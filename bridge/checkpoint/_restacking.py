@@ -32,7 +32,7 @@ _BATCH = 2**28
 
 
 def for_target(source: Source, target: TargetTree | None, table: Mapping[str, str]) -> Source:
-    """A checkpoint whose model's paths are those of a target of the other side.
+    """A checkpoint with the paths of a target of the other library.
 
     Raises:
         RulesError: a rule cannot be followed, both sides are of one library, two leaves get one

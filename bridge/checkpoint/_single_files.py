@@ -96,7 +96,7 @@ def is_own(path: Any, form: str) -> bool:
 
 
 def noted_layout(path: Any, form: str) -> str | None:
-    """The layout that `write` was told; None where no layout is noted."""
+    """The layout that was passed to `write`; None where no layout is noted."""
     found = _remarks(path, form).get("layout")
     return found if found in LAYOUTS else None
 

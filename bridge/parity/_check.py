@@ -210,7 +210,7 @@ def _training_hints(first: Divergence | None, requests: Sequence[Request]) -> It
 
 
 def _check_given(inputs: Any, kwargs: Mapping[str, Any], axis_sizes: Mapping[str, int]) -> None:
-    """Raises an error for shapes and arrays that hold no numbers, and for sizes that are none."""
+    """Raises an error for shapes, for arrays without numbers, and for invalid sizes."""
     problems: list[str] = []
     given = {**{f"input {n}": value for n, value in enumerate(inputs)}, **kwargs}
     for path, leaf in jax.tree_util.tree_leaves_with_path(given):

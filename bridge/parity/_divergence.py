@@ -19,7 +19,7 @@ _NO_LAYER = "no such layer"
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """A layer whose output is not the same.
+    """A layer with different outputs.
 
     Attributes:
       place: the layer in `a`; if it is elsewhere in `b`, that stands behind an arrow. Behind a
@@ -151,7 +151,7 @@ class Layers:
         self.compared.append(output)
 
     def _note_inputs(self, place: str, inputs: Compared | None) -> None:
-        """Remembers the first call whose inputs differ, which tells where a fault lies."""
+        """Remembers the first call with different inputs, which shows where a fault lies."""
         differ = inputs is not None and not inputs.ok
         if differ and not self._before and not self._is_settled():
             self._before = place

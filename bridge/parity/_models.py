@@ -158,7 +158,7 @@ class Model(abc.ABC):
         return not UPDATING.keys().isdisjoint({*names, *request.kwargs})
 
     def modes_of(self, request: Request) -> Mapping[str, Any]:
-        """The modes that are set on Linen modules in a call: none, if an argument tells them."""
+        """The modes that a call sets on Linen modules: none if an argument gives them."""
         return {} if self.names_mode(request) else request.modes
 
 

@@ -188,7 +188,7 @@ def lacking(place: str, *, in_b: bool, value: Any) -> Compared:
 
 
 def worst(compared: Any) -> Compared | None:
-    """The one that is furthest from agreeing, None of none."""
+    """The comparison that is furthest from agreeing, None if there are none."""
     order = {"bitwise": 0, "close": 1, "nan": 2, "differs": 3}
 
     def badness(c: Compared) -> tuple[int, float]:

@@ -139,7 +139,7 @@ class Recorder:
         return f" (the last layer called is {'/'.join(self._deepest)})" if self._deepest else ""
 
     def trace(self, output: Any) -> Trace:
-        """What was recorded, which is no longer kept here: JAX's cached traces keep a recorder."""
+        """Gives the records away: JAX's cached traces keep a recorder alive."""
         counts: collections.Counter[Any] = collections.Counter()
         calls = []
         for call in self._calls:

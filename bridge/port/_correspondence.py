@@ -72,7 +72,7 @@ class Problem(NamedTuple):
 
 
 class MisShaped(NamedTuple):
-    """Two leaves that belong together and whose shapes do not."""
+    """Two leaves that belong together but have different shapes."""
 
     linen: Address
     nnx: Path
@@ -298,7 +298,7 @@ class Correspondence:
 
 
 def collection_of(leaf: NNXNode, found: LinenNode) -> str | None:
-    """The collection of the leaf at a Linen path that an NNX leaf is, None if there is none."""
+    """The collection of the Linen leaf at a path that an NNX leaf has, or None."""
     if leaf.collection in found.leaves:
         return leaf.collection
     if not leaf.is_variable and len(found.leaves) == 1:

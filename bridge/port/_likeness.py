@@ -13,7 +13,7 @@ from ._trees import LinenNode, NNXNode, nnx_text
 
 
 def pairs_by_name(place: Place, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs:
-    """Pairs whose names are more alike than any other of either's, and what is left by them."""
+    """Pairs with the most similar names on both sides, and what they leave over."""
     ours = _families(nodes, lambda node: nnx_text(node.path[len(place.nnx.path) :]))
     theirs = _families(
         scopes, lambda scope: "/".join(map(str, scope.path[len(place.linen.path) :]))

@@ -48,7 +48,7 @@ def link_by_rule(
     rule: Rule,
     label: str,
 ) -> None:
-    """Links leaves of the same names whose arrays differ as a rule says.
+    """Links leaves of the same names if their arrays differ as a rule says.
 
     Args:
       found: where the result goes.

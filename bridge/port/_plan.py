@@ -106,7 +106,7 @@ class Plan:
         )
 
     def renames(self) -> dict[str, str]:
-        """Which Linen path is which NNX path, of all leaves whose paths or arrays are not the same.
+        """The rules for all leaves with different paths or arrays in the two libraries.
 
         Returns:
           A table of rules for `checkpoint.restore` and `python -m bridge convert`, which know no
@@ -120,7 +120,7 @@ class Plan:
         return renames_of(self._found)
 
     def inverse(self) -> Plan:
-        """The plan of the other direction, whose source is this plan's target."""
+        """The plan of the other direction, from this plan's target."""
         return Plan(
             self._found, self._variables, self._model, self.left_alone, to_nnx=not self.to_nnx
         )

@@ -99,7 +99,7 @@ def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
 
 
 class _Left:
-    """The modules whose leaves have no place, and what they could be."""
+    """The modules with leaves that have no place, and what they could be."""
 
     def __init__(self, found: Correspondence, orders: Orders):
         self._found = found

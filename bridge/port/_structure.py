@@ -166,7 +166,7 @@ def _of_types(
 def only_pairs(
     candidates: dict[NNXNode, list[LinenNode]],
 ) -> list[tuple[NNXNode, LinenNode]]:
-    """The pairs whose two sides fit nothing else."""
+    """The pairs that fit each other and nothing else."""
     wanted_by = Counter(scope for scopes in candidates.values() for scope in scopes)
     return [
         (node, scopes[0])

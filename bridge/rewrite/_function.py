@@ -129,7 +129,7 @@ def rewrite_entries(
     train: Callable[[], Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Rewrite:
-    """Rewrites the models of all entries, whose methods may differ; see `rewrite`."""
+    """Rewrites the models of all entries, each with a method of its own; see `rewrite`."""
     rewriter = Rewriter(
         entries,
         keep_names=keep_names,
@@ -372,7 +372,7 @@ def _rewritten(rewriter: Rewriter) -> dict[ClassName, Made]:
 
 
 def _undecoded(rewriter: Rewriter) -> tuple[str, ...]:
-    """What is to be reviewed in a model with caches whose inputs could not be cut into steps."""
+    """What to review in a model with caches if its inputs could not be cut into steps."""
     records = rewriter.program.records
     for run, entry in enumerate(rewriter.entries):
         has_cache = COLLECTION in records.variables[run]

@@ -266,7 +266,7 @@ def _drop_parts(usable: list[Discovered]) -> Iterator[str]:
 
 
 def _discovered(cls: Any, call: Mapping[str, Any]) -> Discovered | str:
-    """The entry point of a call, or why it is none."""
+    """The entry point of a call, or why there is none."""
     if call["problems"]:
         return "; ".join(call["problems"])
     fields: dict[str, Any] = {}
@@ -292,7 +292,7 @@ def _discovered(cls: Any, call: Mapping[str, Any]) -> Discovered | str:
 
 
 def _left(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Why calls of other models are no entry points."""
+    """Why other calls are not entry points."""
     reasons: dict[str, dict[str, None]] = collections.defaultdict(dict)
     for each in records:
         if "problem" in each:

@@ -144,7 +144,7 @@ class Recorder:
         return True
 
     def _reason_against(self, cls: type, file: str | None) -> str | None:
-        """Why the calls of a class are no entry points."""
+        """Why the calls of a class are not entry points."""
         path = None if file is None else pathlib.Path(file).resolve()
         if path is None or not path.is_relative_to(self.root):
             return "outside"
@@ -160,7 +160,7 @@ class Recorder:
         return None
 
     def _reason_of_place(self, module: Any) -> str | None:
-        """Why a module is no entry point although none of its class's model is running."""
+        """Why an outermost module is not an entry point."""
         outer = module.parent
         while isinstance(outer, sys.modules[_LINEN].Module):
             cls = type(outer)

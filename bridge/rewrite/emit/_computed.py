@@ -69,7 +69,7 @@ class Properties:
                 yield Edit(begin, self.source.lines_of(each).end, "")
 
     def _unread(self, gone: set[ast.stmt]) -> set[ast.stmt]:
-        """The statements whose names only these read."""
+        """The statements that only these read."""
         found: set[ast.stmt] = set()
         while True:
             away = {*gone, *found, *self.computed.statements}
@@ -123,7 +123,7 @@ class Properties:
         return lines
 
     def _last(self, name: str, setting: Sequence[ast.stmt]) -> ast.Assign | None:
-        """The statement whose value can be returned."""
+        """The statement with a value that can be returned."""
         (first,) = setting if len(setting) == 1 else (None,)
         is_plain = isinstance(first, ast.Assign) and len(first.targets) == 1
         if not is_plain or not isinstance(first, ast.Assign) or not is_self(first.targets[0], name):

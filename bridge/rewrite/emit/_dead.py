@@ -64,7 +64,7 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
 
 
 class DeadChoice(NamedTuple):
-    """A conditional expression of `setup`, one of whose branches makes a layer and did not run.
+    """A conditional expression of `setup` with a branch that makes a layer and did not run.
 
     Attributes:
         node: the expression.

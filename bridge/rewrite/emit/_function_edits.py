@@ -249,7 +249,7 @@ def decorated(references: References, node: ast.expr, method: ast.FunctionDef) -
 
 
 def _scan(references: References, options: Any, method: ast.FunctionDef) -> str | None:
-    """A loop over time whose turns all share the parameters."""
+    """A loop over time that shares the parameters in all steps."""
     values = {name: _value(references, node) for name, node in options.items()}
     known = {"variable_broadcast", "split_rngs", "in_axes", "out_axes", "variable_axes"}
     names = [each.arg for each in method.args.args][2:]

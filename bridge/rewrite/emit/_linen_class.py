@@ -96,7 +96,7 @@ def _stays(node: ast.AST, declared: set[ast.FunctionDef]) -> bool:
 
 
 def _is_kept(node: ast.AST) -> bool:
-    """Whether a function of a class runs without variables, or is no method of the model."""
+    """Whether a function of a class runs without variables, or is not a method of the model."""
     decorators = [ast.unparse(d).rpartition(".")[2] for d in getattr(node, "decorator_list", ())]
     return any(each in _KEPT for each in decorators)
 

@@ -264,7 +264,7 @@ class Setup:
                 yield self.source.edit(node.value, "nnx.data(None)")
 
     def _arrays(self) -> set[str]:
-        """The attributes that hold arrays which are no parameters."""
+        """The attributes that hold arrays but not parameters."""
         records = self.method.program.records
         found = records.arrays.get((self.source.file, self.method.node.lineno), set())
         return found - self.computed.attributes.keys() - {slot.attribute for slot in self.slots}

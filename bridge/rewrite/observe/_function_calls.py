@@ -55,7 +55,7 @@ class Transforms:
         return code in _MAKERS or code in _DIRECT or code in self._functions
 
     def tracer(self, frame: Any, run: int) -> Any:
-        """What looks on while a frame runs, None if it is no transform's."""
+        """The observer of a frame, None if the frame is not a transform's."""
         code = frame.f_code
         kind = _MAKERS.get(code)
         if kind is not None:

@@ -122,7 +122,7 @@ class Axes:
 
 
 def axis_texts(call: ast.AST | None, text: Callable[[ast.expr], str]) -> dict[str, str]:
-    """The axes of a transform's call that are no numbers, by collection.
+    """The axes of a transform's call that are not numbers, by collection.
 
     Args:
         call: the call.

@@ -33,7 +33,7 @@ _BASES = (nn.Module, nn.RNNCellBase)
 
 
 def class_of_program(module: nn.Module) -> type | None:
-    """The class of a module, or of one in it, that is none of Flax's; None if there is none.
+    """The first class of a module, or of one in it, that is not Flax's; None without one.
 
     A model may be `nn.vmap(Mlp)(...)` or an `nn.Sequential`.
     """

@@ -333,7 +333,7 @@ class Constructor:
         return 0 if not names or name == "in_features" else None
 
     def _called_with(self, name: str, records: Sequence[tuple[Making, Any]]) -> int | str | None:
-        """The argument of the call whose last dimension a size is, None for another size."""
+        """The argument of the call that has a size as its last dimension, or None."""
         place = self._place(name)
         if place is None:
             return None

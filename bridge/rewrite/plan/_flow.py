@@ -512,7 +512,7 @@ class Flow:
             self._names[name] = None
 
     def _list_item(self, item: tuple[ast.expr, ast.expr]) -> tuple[Any, str]:
-        """What a loop binds, and the name of the list of arrays whose items it is, if it is one."""
+        """What a loop binds, and the name of the list of arrays that it loops over, if any."""
         target, values = item
         name = values.id if isinstance(values, ast.Name) else ""
         is_item = isinstance(target, ast.Name) and self._names.get(name) is list
@@ -700,7 +700,7 @@ class Flow:
     def _behind_loop(
         self, loop: ast.For | ast.comprehension, bound: set[str], size: Size, first: Size
     ) -> Size | None:
-        """What the last turn of a loop leaves behind, or what was there if it has none.
+        """What the last iteration of a loop leaves behind, or what was there without one.
 
         Args:
             loop: the loop.

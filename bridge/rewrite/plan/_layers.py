@@ -121,7 +121,7 @@ def _positional(arguments: Mapping[str, inspect.Parameter]) -> tuple[str, ...]:
 
 
 def layer_of(cls: type | None) -> Layer | None:
-    """The counterpart of a class, None if it is no layer of Flax that is rewritten."""
+    """The counterpart of a class, None unless it is a Flax layer that is rewritten."""
     row = layer_of_linen(cls) if cls is not None and cls.__module__.startswith(_LINEN) else None
     # What a row has no place for, and names that only the layer around knows, stay Linen.
     if cls is None or row is None or row.zero or row.kept_by_path is not None:

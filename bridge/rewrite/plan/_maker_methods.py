@@ -97,7 +97,7 @@ def _call(
 
 
 def _with(node: ast.expr, given: dict[str, ast.expr], names: list[str]) -> Any:
-    """An expression of the method with what the call gives; None if that is no one expression."""
+    """An expression of the method with the call's values; None if it is not one expression."""
     if isinstance(node, ast.Name) and node.id in names[1:]:
         return given.get(node.id)
     if isinstance(node, ast.IfExp) and names_in(node.test) <= {*names[1:]}:

@@ -121,7 +121,7 @@ def _names_linen(references: References, function: ast.FunctionDef) -> bool:
 def origins(
     function: ast.AST, node: ast.expr, inside: Collection[ast.AST] = ()
 ) -> Iterator[ast.expr]:
-    """The expressions whose value another one may have, in a function.
+    """The expressions in a function that another one may get its value from.
 
     Args:
         function: where the expression is.

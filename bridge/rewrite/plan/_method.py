@@ -258,7 +258,7 @@ class Method:
         return text if text.startswith("(") else f"({text})"
 
     def _is_of_call(self, node: ast.expr) -> bool:
-        """Whether a constructor that is told dimensions cannot compute an expression."""
+        """Whether a constructor that takes dimensions cannot compute an expression."""
         touches = self.taint.touches
         return touches(node) and not self.taint.dimensions.computes(node, touches)
 

@@ -97,7 +97,7 @@ class Slot:
 
     @property
     def constructor(self) -> ast.Call:
-        """The expression whose arguments are those of the constructor."""
+        """The expression with the arguments of the constructor."""
         return self.resolved or self.node
 
     @property
@@ -309,7 +309,7 @@ class Program:
         return list(dict.fromkeys([*plan.review, *(written.notes if written else ())]))
 
     def plan_of(self, cls: type | None) -> ClassPlan | None:
-        """The plan of a class; that of a class that a lifted transform made is none."""
+        """The plan of a class, None for one that a lifted transform made."""
         return None if cls is None else self.plans.get(cls)
 
     def layer_of(self, cls: type | None) -> Layer | None:

@@ -154,7 +154,7 @@ def _is_function(program: Program, slot: Slot) -> bool:
 
 
 def _outer(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
-    """The slot whose constructor a slot is an argument of; not that of the call around it."""
+    """The slot that takes a slot as a constructor argument, not one that calls it."""
     before: ast.AST = slot.node
     for each in plan.source.ancestors(slot.node):
         if isinstance(each, ast.stmt):

@@ -79,7 +79,7 @@ def _axis_text(method: Method, slot: Slot, node: ast.expr) -> str:
 
 
 def metadata(lifted: Lifted) -> str:
-    """What NNX's transform is told of the new axis.
+    """The metadata of the new axis for NNX's transform.
 
     Raises:
         NotRewritableError: it is more than a name.

@@ -24,7 +24,7 @@ _NOWHERE = (0, ("?",))
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules whose sources are texts."""
+    """Finds modules that exist only as texts."""
 
     def __init__(self, texts: Mapping[str, tuple[str, str]]) -> None:
         self._texts = texts

@@ -228,7 +228,7 @@ class FieldVariation:
 
 
 def _names(plan: ClassPlan) -> set[str]:
-    """The fields that the new constructor takes; modes are told in calls."""
+    """The fields that the new constructor takes; modes are arguments of calls."""
     return {field.name for field in plan.fields} - plan.mode_fields - {*MODE_NAMES}
 
 

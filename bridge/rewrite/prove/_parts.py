@@ -20,7 +20,7 @@ from bridge.rewrite.plan._refusals import Refusal, refused
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What is run in the place of entries whose own class stays Linen.
+    """What runs instead of entries if their own class stays Linen.
 
     Attributes:
         entries: the outermost rewritten modules, and the entries whose class is rewritten. A module
@@ -125,7 +125,7 @@ def first_calls(instance: Instance) -> list[Called]:
 def entry_of(program: Program, instance: Instance, called: Called) -> Entry | None:
     """An instance and a call of it, None if it cannot be made or called again.
 
-    A mode that is a field or an argument of the call is told in the call, as both models take it.
+    A mode that is a field or an argument of the call is passed in the call, as both models take it.
     """
     names = [field.name for field in dataclasses.fields(instance.cls) if field.init]  # pyright: ignore
     fields = {name: instance.fields[name] for name in names if name in instance.fields}

@@ -76,7 +76,7 @@ def has_integers(tree: Any) -> bool:
 
 
 def inexact(tree: Any) -> list[Any]:
-    """The arrays of a tree that are no integers."""
+    """The arrays of a tree that are not integers."""
     return [
         leaf
         for leaf in jax.tree.leaves(tree)

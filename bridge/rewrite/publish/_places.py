@@ -49,7 +49,7 @@ class Made:
     def sizes(self, call: ast.Call) -> dict[str, str]:
         """What the new constructor takes besides, as text, where the old one is called.
 
-        A size is told if all instances that the call may make have the same; else it is `...`.
+        A size is written if all instances that the call may make have the same; else it is `...`.
         """
         given = self._given(call)
         fitting = [
@@ -65,7 +65,7 @@ class Made:
         return found
 
     def _given(self, call: ast.Call) -> dict[str, Any]:
-        """The fields whose values a call tells, those that it leaves at their defaults too."""
+        """The values that a call gives to fields, with the defaults of the others."""
         nodes = dict(zip((field.name for field in self.plan.fields), call.args, strict=False))
         nodes |= {k.arg: k.value for k in call.keywords if k.arg is not None}
         is_open = any(isinstance(node, ast.Starred) for node in call.args)
@@ -206,7 +206,7 @@ class _Places:
                 yield node.lineno, f"{_short(node.func)}: nnx.{name}({given})(model)"
 
     def _is_made_here(self, node: ast.Call) -> bool:
-        """Whether a model is made, by no class that is rewritten and not only for one call."""
+        """Whether a model is made outside the rewritten classes, and not only for one call."""
         made = self.class_of(node.func)
         if made is None or not made.is_model:
             return False

@@ -95,7 +95,7 @@ class Uses:
     def classes_in(
         self, file: str, tree: ast.Module
     ) -> Callable[[ast.AST | None], ClassName | None]:
-        """Gives the rewritten class that an expression of a file names, None if it is none."""
+        """Gives the rewritten class that an expression of a file names, or None."""
         module = self._module(file)
         names = self._imported(file, tree)
         names |= {n: ClassName(module, n) for n in self.classes.get(module, ())}

@@ -60,7 +60,7 @@ _PLAIN = (int, float, str, bool, tuple, list, dict, type(None))
 
 
 class UnknownValueError(Exception):
-    """The value cannot be told."""
+    """The value is not known."""
 
 
 def evaluate(node: ast.AST, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Any:

@@ -326,7 +326,7 @@ def is_shadowed(source: Source, node: ast.AST, name: str, method: ast.AST) -> bo
 def items_of(
     target: ast.expr, values: ast.expr, through: Collection[str] = ()
 ) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """The names that a loop binds, each with the list whose items they are.
+    """The names that a loop binds, each with the list that it takes them from.
 
     Args:
         target: what the loop binds.
@@ -366,7 +366,7 @@ def source_of(file: str, stamp: float) -> Source:
 
 @functools.cache
 def condition_lines(file: str) -> frozenset[int]:
-    """The lines of a file's conditions that read a name; none if it is no file of Python."""
+    """The lines of a file's conditions that read a name; none unless it is a Python file."""
     try:
         source = source_of(file, pathlib.Path(file).stat().st_mtime)
     except (SyntaxError, UnicodeDecodeError, OSError):
@@ -405,7 +405,7 @@ def is_growth(node: ast.AST) -> bool:
 
 
 def grown_name(statement: ast.AST) -> str | None:
-    """The local variable whose list a statement makes or makes longer."""
+    """The local variable with a list that a statement makes or extends."""
     target: ast.AST | None = None
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target = statement.targets[0]

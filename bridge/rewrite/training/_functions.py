@@ -274,7 +274,7 @@ class Body(Calls):
             self._plain(value_node, value)
 
     def _is_without(self, node: ast.expr) -> bool:
-        """Whether a name is none in the new program."""
+        """Whether a name is gone in the new program."""
         value = self.names.get(node.id, OTHER) if isinstance(node, ast.Name) else OTHER
         return value.kind in OF_MODEL or value.is_gone
 

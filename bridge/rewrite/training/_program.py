@@ -94,7 +94,7 @@ class Program:
         return Place(code.co_filename, code.co_firstlineno, code.co_name)
 
     def node_at(self, place: Place) -> ast.FunctionDef | None:
-        """The function at a place, None if it is no function at the top of a file."""
+        """The function at a place, None unless it is at the top of a file."""
         for node in self.files[place.file].source.tree.body:
             if isinstance(node, ast.FunctionDef) and first_line(node) == place.line:
                 return node

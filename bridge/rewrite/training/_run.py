@@ -70,7 +70,7 @@ class Seen:
         return self._ran
 
     def _configured(self, frame: Any) -> None:
-        """Keeps whether a module is the one whose variables the state has."""
+        """Notes whether a module is the one that the state has variables of."""
         module = frame.f_locals["self"]
         own = {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init}
         given = {name: value for name, value in own.items() if name not in ("parent", "name")}

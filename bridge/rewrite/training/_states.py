@@ -70,7 +70,7 @@ def state_class(node: ast.ClassDef, kinds: Mapping[str, Kind]) -> tuple[Part, ..
 
 
 def _options(value: ast.expr | None) -> tuple[bool, ast.expr | None]:
-    """Whether a field is no leaf, and its default."""
+    """Whether a field is static, and its default."""
     if not isinstance(value, ast.Call):
         return False, value
     named = {k.arg: k.value for k in value.keywords}
