@@ -14,6 +14,7 @@ from tests.test_guide_projects import patched
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "migration_guides" / "14_a_repository_in_an_afternoon.md"
+BY_HAND = ROOT / "migration_guides" / "08_migrating_a_codebase.md"
 BLOCK = re.compile(r"(?:<!-- (file|change): (\S+) -->\n\n)?```(\w+)\n(.*?)\n?```\n", re.DOTALL)
 
 
@@ -23,7 +24,7 @@ def shell(tmp_path, monkeypatch):
     shutil.copytree(
         ROOT / "migration_guides" / "projects" / "digits" / "step_0", tmp_path / "digits"
     )
-    (tmp_path / ".gitignore").write_text("__pycache__\n.pytest_cache\n")
+    (tmp_path / ".gitignore").write_text("__pycache__\n.pytest_cache\nold\n")
     user = {
         f"GIT_{who}_{what}": "name@example"
         for who in ("AUTHOR", "COMMITTER")
@@ -95,3 +96,15 @@ def test_the_commands_of_the_guide_do_what_it_says(shell, tmp_path):
     assert "flax import linen" not in (tmp_path / "digits" / "model.py").read_text()
     (after,) = shell(f"python - <<'END'\n{NEW}END").stdout.splitlines()[-1:]
     np.testing.assert_allclose(float(after), float(before), rtol=1e-5)
+
+
+def test_the_commands_of_guide_08_run_one_after_the_other_in_one_tree(shell, tmp_path):
+    section = BY_HAND.read_text().partition("## By command")[2].partition("## By hand")[0]
+    blocks = [(language, text) for _, _, language, text in BLOCK.findall(section)]
+    (tmp_path / "make.py").write_text(next(text for language, text in blocks if language == "py"))
+    looked, wrote = (shell(text).stdout for language, text in blocks if language == "sh")
+    promised = " ".join(re.findall(r"`(native: .*?)`", section, re.DOTALL)[0].split())
+    assert promised in looked
+    assert "to change by hand: train.py:81: state.apply_gradients" in looked
+    assert promised in wrote
+    assert "7 passed" in wrote
