@@ -132,7 +132,7 @@ def _remembered(
 ) -> tuple[StaticGraphDef, bool]:
     """`_abstract`, computed once for all that hold the same."""
     before = constructor.look()
-    inputs = fingerprint(_shapes(call))
+    inputs = fingerprint(shapes_of(call))
     surroundings = names, inputs, identity(registry.current()), _settings(), CREATING.get()
     known = _rebuilt.find((before.fingerprint, surroundings))
     if known is not None:
@@ -161,7 +161,7 @@ def _settings() -> tuple[Any, ...]:
     )
 
 
-def _shapes(call: Call | None) -> Any:
+def shapes_of(call: Call | None) -> Any:
     """What tells calls apart: method, modes and inputs, arrays as shapes and dtypes."""
     if call is None:
         return None

@@ -11,16 +11,18 @@ from collections.abc import Callable, Generator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-import jax
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict, meta
 
+from bridge._bounded_cache import BoundedCache
 from bridge._errors import InvalidModuleError
 from bridge._fingerprint import fingerprint
 from bridge._layers.table import layer_of_linen
 
+from .bound_module import Call
+from .definitions import shapes_of
 from .linen_paths import LinenPaths
 from .part_sizes import PartSize, found_sizes
 from .to_linen import ToLinen
@@ -28,7 +30,6 @@ from .to_linen import ToLinen
 _T = TypeVar("_T", bound=type[nn.Module])
 # The class attribute that holds the `Implementation`.
 _ATTRIBUTE = "_implemented_by"
-_MOST_SEEN = 64
 
 
 def implemented_by(
@@ -148,7 +149,7 @@ class Implementation:
         self._paths: Any = FrozenDict(paths)
         self._sizes, self._sizes_of_variables = dict(sizes), dict(sizes_of_variables)
         self._sizes_of_parts = {name: PartSize(*each) for name, each in sizes_of_parts.items()}
-        self._seen: dict[Any, dict[str, Any]] = {}
+        self._seen: BoundedCache[dict[str, Any]] = BoundedCache(maxsize=64)
 
     @functools.cached_property
     def nnx_class(self) -> Any:
@@ -226,31 +227,26 @@ class Implementation:
         kwargs: Mapping[str, Any],
     ) -> dict[str, Any]:
         """The sizes that parts are called with, found once for the same arguments."""
-        flat: Any = jax.tree.flatten((args, kwargs))  # pyright: ignore
-        leaves, tree = flat
-        shapes = tuple(_shape(leaf) for leaf in leaves)
-        key = (method, tuple(sizes), fingerprint(arguments), fingerprint((tree, shapes)))
-        if key not in self._seen:
-            has_rngs = "rngs" in _taken(self.nnx_class.__init__)
+        has_rngs = "rngs" in _taken(self.nnx_class.__init__)
 
-            def make(found: Mapping[str, Any]) -> Any:
-                rngs = {"rngs": nnx.Rngs(0)} if has_rngs else {}
-                return self.nnx_class(**arguments, **found, **rngs)
+        def make(found: Mapping[str, Any]) -> Any:
+            rngs = {"rngs": nnx.Rngs(0)} if has_rngs else {}
+            return self.nnx_class(**arguments, **found, **rngs)
 
-            def call(module: nnx.Module) -> None:
-                getattr(module, method)(*args, **kwargs)
+        def call(module: nnx.Module) -> None:
+            getattr(module, method)(*args, **kwargs)
 
+        def find() -> dict[str, Any]:
             with _quiet(), nnx.use_eager_sharding(False):
                 try:
-                    found = found_sizes(make, call, sizes)
+                    return found_sizes(make, call, sizes)
                 except LookupError as error:
                     expected = f"a method that calls self.{sizes[error.args[0]].part}"
                     remedy = "initialise by another method, or name it in sizes_of_variables"
                     raise InvalidModuleError("implemented_by", method, expected, remedy) from error
-            if len(self._seen) >= _MOST_SEEN:
-                self._seen.clear()
-            self._seen[key] = found
-        return self._seen[key]
+
+        shapes = shapes_of(Call(method, args, dict(kwargs)))
+        return self._seen.get((tuple(sizes), fingerprint((arguments, shapes))), find)
 
 
 def is_implemented(cls: type) -> bool:
@@ -289,11 +285,6 @@ def _quiet() -> Generator[None, None, None]:
         # Linen's `sow` is at home outside of `nnx.capture`, and this program is Linen's.
         warnings.filterwarnings("ignore", "Using 'Module.(sow|perturb)", DeprecationWarning)
         yield
-
-
-def _shape(leaf: object) -> object:
-    given: Any = leaf
-    return (given.shape, given.dtype) if hasattr(given, "shape") else leaf
 
 
 def _partitioned(variable: nnx.Variable[Any]) -> Any:
