@@ -27,9 +27,6 @@ from ._source import Source
 from ._stored import Recipe, Record, Stored
 from ._targets import TargetTree
 
-# How many bytes are made of other arrays at once.
-_BATCH = 2**28
-
 
 def for_target(source: Source, target: TargetTree | None, table: Mapping[str, str]) -> Source:
     """A checkpoint with the paths of a target of the other library.
@@ -108,8 +105,8 @@ def check_dtypes(path: Path, dtypes: Iterable[str]) -> None:
         raise RulesError(text, "arrays of one dtype", "correct the table")
 
 
-def batches(arrays: Iterable[Stored]) -> list[list[Stored]]:
-    """Arrays in groups to be read one after the other, with those of the same origins together.
+def groups_of(arrays: Iterable[Stored]) -> list[list[Stored]]:
+    """Arrays in groups to be read together: the checkpoint's own, and those of the same origins.
 
     What is made of other arrays takes as much memory again while these are held.
     """
@@ -117,14 +114,7 @@ def batches(arrays: Iterable[Stored]) -> list[list[Stored]]:
     for array in arrays:
         origin = array.recipe.origins[0] if array.recipe else None
         by_origin.setdefault(origin, []).append(array)
-    found, size = [by_origin.pop(None)], _BATCH
-    for group in by_origin.values():
-        if size >= _BATCH:
-            found.append([])
-            size = 0
-        found[-1] += group
-        size += sum(array.nbytes for array in group)
-    return found
+    return list(by_origin.values())
 
 
 def read(source: Source, wanted: Mapping[Stored, Any]) -> dict[Stored, Any]:

@@ -18,9 +18,9 @@ from ._arrays import as_like, as_stored
 from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
 from ._match import Allowed, Misfits, Taken, match
-from ._restacking import batches, for_target
+from ._restacking import for_target, groups_of
 from ._source import Source, read_from
-from ._stored import Stored, is_rng, stored_in, tree_text
+from ._stored import Stored, batches, is_rng, stored_in, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
 from ._training import OPT_STATE, with_optimizer
 from ._verify import Digests, check_has_digests, compare, own_digests
@@ -203,7 +203,7 @@ def _values(
     """Values of the target's leaves by path, each with the containers of the target's."""
     likes = {stored: like for entries in taken.values() for stored, like in entries}
     values: dict[Stored, Any] = {}
-    for batch in batches(likes):
+    for batch in batches(groups_of(likes)):
         read = _restacking.read(source, {s: likes[s] for s in batch if s.is_read})
         if digests is not None:
             digests += own_digests(read)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -27,6 +27,8 @@ from ._renaming import Made
 Names: TypeAlias = tuple[str, ...]
 Location: TypeAlias = tuple[Any, ...]
 
+# How many bytes are read at once, or are made of other arrays.
+_BATCH = 2**28
 PYTHON_TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
 
@@ -176,6 +178,20 @@ def writable(value: Any) -> Any:
 def stored_in(records: Sequence[Record]) -> dict[Names, Stored]:
     """Every array and scalar of a tree by its names."""
     return {names: stored for record in records for names, stored in record.stored.items()}
+
+
+def batches(groups: Iterable[Sequence[Stored]]) -> Iterator[list[Stored]]:
+    """Arrays as many as are read at once; those of a group stay together."""
+    batch: list[Stored] = []
+    size = 0
+    for group in groups:
+        own = sum(stored.nbytes for stored in group)
+        if batch and size + own > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch += group
+        size += own
+    yield batch
 
 
 def names_of(path: Path) -> Names:

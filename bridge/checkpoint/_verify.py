@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from bridge._errors import CheckpointError
@@ -12,13 +12,10 @@ from . import _arrays, _digests
 from ._failures import reported
 from ._files import VARIABLES
 from ._source import Source, read_from
-from ._stored import Location, Record, Stored, stored_in
+from ._stored import Stored, batches, stored_in
 
 # Arrays, and the part of this process in the digest of each.
 Digests: TypeAlias = list[tuple[Stored, int]]
-
-# How many bytes are read at once.
-_BATCH = 2**28
 
 
 def verify(path: str | os.PathLike[str]) -> int:
@@ -57,13 +54,15 @@ def _verified(source: Source) -> int:
     count = 0
     for name, records in {VARIABLES: source.variables, **source.extra}.items():
         label = "" if name == VARIABLES else f"{name}: "
-        for batch in _batches(records):
-            for location, value, reason in _arrays.each(*source.trees[name], list(batch)):
+        stored = {s.location: s for s in stored_in(records).values() if s.is_read}
+        for batch in batches([s] for s in stored.values()):
+            locations = [each.location for each in batch]
+            for location, value, reason in _arrays.each(*source.trees[name], locations):
                 count += 1
                 found = None if reason else _digests.text_of_whole(value)
-                if found != batch[location].digest:
-                    text = reason or _changed(batch[location], str(found))
-                    problems.append((label + _text(batch[location]), text))
+                if found != stored[location].digest:
+                    text = reason or _changed(stored[location], str(found))
+                    problems.append((label + _text(stored[location]), text))
     if problems:
         raise _damaged(source.path, problems)
     return count
@@ -108,21 +107,6 @@ def _damaged(path: Any, problems: list[tuple[str, str]]) -> CheckpointError:
         "Restore an earlier checkpoint. Nothing was changed in memory.",
         unreadable=problems,
     )
-
-
-def _batches(records: Sequence[Record]) -> Iterator[dict[Location, Stored]]:
-    """The arrays of a tree by location, as many as are read at once."""
-    batch: dict[Location, Stored] = {}
-    size = 0
-    for stored in stored_in(records).values():
-        if not stored.is_read:
-            continue
-        if batch and size + stored.nbytes > _BATCH:
-            yield batch
-            batch, size = {}, 0
-        batch[stored.location] = stored
-        size += stored.nbytes
-    yield batch
 
 
 def _changed(stored: Stored, found: str) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bridge import checkpoint, port
-from bridge.checkpoint import _arrays, _restacking
+from bridge.checkpoint import _arrays, _stored
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
 from tests.strategies import exact
@@ -189,7 +189,7 @@ def test_one_stack_is_read_at_a_time_so_that_few_arrays_are_there_twice(
     target = {"blocks": dict(enumerate(blocks)) if in_linen else blocks, "x": one}
     state = nnx.State(jax.tree.map(lambda leaf: nnx.Param(jnp.zeros_like(leaf)), target))
     reads, read = [], _arrays.read
-    monkeypatch.setattr(_restacking, "_BATCH", 1)
+    monkeypatch.setattr(_stored, "_BATCH", 1)
 
     def noted(directory, tree, wanted):
         reads.append(sorted("/".join(location) for location in wanted))
