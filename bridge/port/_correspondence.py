@@ -81,7 +81,7 @@ class MisShaped(NamedTuple):
 
 
 class Pairing(NamedTuple):
-    """Two modules or leaves of other names that were put together without a rule.
+    """Two modules or leaves that were put together without a rule.
 
     Attributes:
       linen: the Linen scope or leaf.
@@ -197,8 +197,7 @@ class Correspondence:
       mis_shaped: leaves that do not fit together.
       ambiguous: modules with several candidates.
       problems: what is wrong with the rules.
-      pairings: what was put together under different names.
-      named: what was put together because its names are equal.
+      pairings: what was put together without a rule.
       stacks: the stacks whose layers are among the pairings.
       laid_out: the rules that put arrays together that are laid out otherwise, with the pieces.
     """
@@ -211,7 +210,6 @@ class Correspondence:
     ambiguous: list[Ambiguous] = dataclasses.field(default_factory=list)
     problems: list[Problem] = dataclasses.field(default_factory=list)
     pairings: list[Pairing] = dataclasses.field(default_factory=list)
-    named: list[Pairing] = dataclasses.field(default_factory=list)
     stacks: list[Stack] = dataclasses.field(default_factory=list)
     laid_out: dict[Rule, list[Piece]] = dataclasses.field(default_factory=dict)
 

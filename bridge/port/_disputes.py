@@ -85,8 +85,7 @@ def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> Evidence | No
 
 def _judged_layers(stack: Stack, orders: Orders) -> Disputes:
     """What a chain of calls on one side and a scan on the other say of the numbers of layers."""
-    stacked = stack.linen if stack.is_list else stack.nnx
-    numbers = orders.layer_numbers(stack.items, stacked)
+    numbers = orders.layer_numbers(stack)
     if numbers is None or numbers == [*range(len(stack.items))]:
         return Disputes([], [])
     # A rule says which layer a Linen scope is, and not which one an item of a list is.
@@ -213,7 +212,7 @@ def _doubted(pairing: Pairing) -> Pairing:
 def _groups(found: Correspondence) -> list[list[Pairing]]:
     """The pairs that were found in one scope each, the outer ones first."""
     by_scope: dict[tuple[LinenNode, Context], list[Pairing]] = {}
-    for pairing in (*found.named, *found.pairings):
+    for pairing in found.pairings:
         if pairing.within is not None:
             by_scope.setdefault((pairing.within, pairing.context), []).append(pairing)
     return [by_scope[key] for key in sorted(by_scope, key=lambda key: len(key[0].path))]

@@ -60,7 +60,7 @@ class ByEvidence:
     def layers(self, stack: Stack, evidence: Evidence) -> Stack:
         """A stack with evidence, in the order of calls if automatic names count its layers."""
         if counts_constructions(stack.scopes):
-            numbers = self._orders.layer_numbers(stack.items, stack.nnx)
+            numbers = self._orders.layer_numbers(stack)
             if numbers is None:
                 evidence &= _reasons.CONSTRUCTIONS
             else:

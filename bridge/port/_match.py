@@ -188,7 +188,7 @@ class Matcher:
         # Names inside Flax's own layers are certain.
         if within is None or not parent.is_open:
             return how
-        self._found.named.append(Pairing(scope, node, context, "by name", within=within))
+        self._found.pairings.append(Pairing(scope, node, context, "by name", within=within))
         key = id(within), context
         if key not in self._numbered:
             self._numbered[key] = told_by_number(within, context)

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
 
+from ._correspondence import Stack
 from ._trees import LinenNode, NNXNode
 from ._uses import Order, bit_of
 
@@ -111,21 +112,15 @@ class Orders(NamedTuple):
         found = {key in order.backwards for key in item.below if key in order.layers}
         return found.pop() if len(found) == 1 else None
 
-    def calls(self, items: Sequence[NNXNode] | Sequence[LinenNode]) -> list[int] | None:
-        """The place of each item in a chain of calls; None if they form no chain."""
-        places = [sum(column) for column in zip(*self._before(items), strict=True)]
-        return places if sorted(places) == [*range(len(items))] else None
-
-    def layer_numbers(
-        self, items: Sequence[NNXNode] | Sequence[LinenNode], stacked: NNXNode | LinenNode
-    ) -> list[int] | None:
-        """Which layer of a stack each of several modules is.
+    def layer_numbers(self, stack: Stack) -> list[int] | None:
+        """Which layer of a stack each of its items is, in the order of the calls.
 
         Returns:
-          The numbers, if the modules are called in a chain and a scan goes over the stack.
+          The numbers, if the items are called in a chain and a scan goes over the stack.
         """
-        places, is_backwards = self.calls(items), self.runs_backwards(stacked)
-        if places is None or is_backwards is None:
+        is_backwards = self.runs_backwards(stack.linen if stack.is_list else stack.nnx)
+        places = [sum(column) for column in zip(*self._before(stack.items), strict=True)]
+        if is_backwards is None or sorted(places) != [*range(len(places))]:
             return None
         return [len(places) - 1 - place if is_backwards else place for place in places]
 

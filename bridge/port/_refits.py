@@ -105,7 +105,7 @@ class _Left:
         self._found = found
         self._orders = orders
         self._sizes: dict[NNXNode | LinenNode, int] = {}
-        pairs = [p for p in (*found.named, *found.pairings) if p.context == PLAIN]
+        pairs = [p for p in found.pairings if p.context == PLAIN]
         self._linen_of = {(): (), **{p.nnx.path: p.linen.path for p in pairs}}
         self._paired = {*self._linen_of.values()}
         linen = {piece.linen for piece in found.pieces}
@@ -207,7 +207,7 @@ class _Left:
             if not self._orders.runs_backwards(stack.linen):
                 yield stack, _reasons.LIST_OF_STACK
             return
-        numbers = self._orders.layer_numbers(stack.items, stack.nnx)
+        numbers = self._orders.layer_numbers(stack)
         if numbers is not None:
             yield stack.numbered(numbers), _reasons.LAYERS_OF_STACK
         elif counts_constructions(stack.scopes):

@@ -194,8 +194,9 @@ def suggest(
     if laid_out:
         given = {**own, **{k: v for each in laid_out for k, v in each.rules.items()}}
         found, undecided = _matched(scopes, nodes, given, orders)
-    known = [paths_of(pairing) for pairing in (*found.pairings, *undecided)]
-    proposals = (*laid_out, *_proposals([*_of_pairings(found, undecided)], known, scopes))
+    renamed = [pairing for pairing in found.pairings if pairing.how != "by name"]
+    known = [paths_of(pairing) for pairing in (*renamed, *undecided)]
+    proposals = (*laid_out, *_proposals([*_of_pairings(renamed, undecided)], known, scopes))
     table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}
     made = plan(source, target, table)
     return Suggestions(tuple(sorted(proposals, key=_rank)), made, own)
@@ -246,10 +247,10 @@ def _proposals(
     )
 
 
-def _of_pairings(found: Correspondence, undecided: list[Pairing]) -> Iterator[_Found]:
+def _of_pairings(renamed: list[Pairing], undecided: list[Pairing]) -> Iterator[_Found]:
     """The pairings, those that are disputed or that `plan` makes by itself first."""
     doubted = {id(pairing.nnx) for pairing in undecided}
-    needed = [each for each in _needed(found.pairings) if id(each.nnx) not in doubted]
+    needed = [each for each in _needed(renamed) if id(each.nnx) not in doubted]
     for pairing in (*undecided, *needed):
         yield paths_of(pairing), pairing.evidence, pairing.how != "as proposed"
 
