@@ -69,21 +69,16 @@ def find(path: str | os.PathLike[str]) -> Found:
             where,
             "It is neither a directory nor a file.",
         )
-    if where.is_file():
-        form = _single_files.format_of(where)
-        if form is None:
-            raise CheckpointNotFoundError(
-                "there is a file that is not a checkpoint at",
-                where,
-                "It is neither msgpack of flax.serialization nor safetensors nor npz.",
-            )
+    if (form := _form_of(where)) is not None:
         return Found(where, form)
+    if where.is_file():
+        raise CheckpointNotFoundError(
+            "there is a file that is not a checkpoint at",
+            where,
+            "It is neither msgpack of flax.serialization nor safetensors nor npz.",
+        )
     if not where.is_dir():
         raise _nothing_at(where)
-    if _is_own(where):
-        return Found(where, "bridge")
-    if (where / TREE_FILE).exists():
-        return Found(where, "orbax")
     inside = _inside(where)
     if len(inside) == 1 and inside[0].format == "orbax":
         return inside[0]
@@ -110,20 +105,20 @@ def _inside(where: Any) -> list[Found]:
     """The checkpoints in a directory, by name."""
     found = []
     for child in sorted(where.iterdir()):
-        form = None
-        if _UNFINISHED in child.name:
-            continue
-        if _is_own(child):
-            form = "bridge"
-        elif (child / TREE_FILE).exists():
-            form = "orbax"
-        elif child.is_file():
-            # A file that may not be read is none of them.
-            with contextlib.suppress(OSError):
-                form = _single_files.format_of(child)
-        if form is not None:
-            found.append(Found(child, form))
+        # What may not be read is none of them.
+        with contextlib.suppress(OSError):
+            if _UNFINISHED not in child.name and (form := _form_of(child)) is not None:
+                found.append(Found(child, form))
     return found
+
+
+def _form_of(where: Any) -> str | None:
+    """The format of the checkpoint at a path, as in `Found`; None if there is none."""
+    if where.is_file():
+        return _single_files.format_of(where)
+    if _is_own(where):
+        return "bridge"
+    return "orbax" if (where / TREE_FILE).exists() else None
 
 
 def _is_own(where: Any) -> bool:
