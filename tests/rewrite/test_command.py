@@ -116,7 +116,7 @@ def test_check_and_json_show_the_id_of_a_refusal_and_what_to_do(target, capsys):
     code, out, _ = run(capsys, target, "--check", "--no-diff", "--skip", "Part")
     assert code == 1
     assert "excluded by skip= [skipped]" in out
-    assert "to rewrite more: [skipped] Do not name it with skip=." in out
+    assert "to rewrite more: [skipped] Remove its name from skip=." in out
     _, out, _ = run(capsys, target, "--json", "--skip", "Part")
     part, net = json.loads(out)["classes"]
     assert [each["id"] for each in part["refusals"]] == ["skipped"]
