@@ -239,7 +239,7 @@ def test_a_block_with_a_missing_bias_names_that_bias_by_its_layer(variables, mod
         ({"block_(": "blocks.0"}, "not a regular expression"),
         ({"block_0": r"blocks.\7"}, "not a regular expression"),
         ({"block_0": 0}, "not a regular expression"),
-        ({"block_0": "blocks.[x"}, "no NNX path"),
+        ({"block_0": "blocks.[x"}, "not an NNX path"),
         ({"head": "head.*"}, "has no"),
     ],
 )
