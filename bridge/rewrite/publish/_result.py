@@ -233,6 +233,8 @@ class Rewrite:
                 ["it compares with the Linen model, which would be gone"],
                 "Write the new files beside the old ones first, with the test.",
             )
+        # Their lines are those of the files as they were, like those of all other results.
+        self.places  # noqa: B018
         texts = self.in_place(by_hand)
         main = pathlib.Path(next(iter(reversed(list(texts)))))
         return write_in_place(texts, self._rules_files(main))
