@@ -61,6 +61,7 @@ class Rewriter:
         self.only, self.skip, self.on_progress = only, skip, on_progress
         self.gradients, self.varies = gradients, varies
         self.limits: dict[type, list[str]] = {}
+        self._variation: FieldVariation | None = None
         self.left: dict[type, Refusal] = {}
         self.notes: list[str] = []
         self.files: list[NewFile] = []
@@ -276,7 +277,7 @@ class Rewriter:
     def _vary_fields(self) -> None:
         if self.proof is None:
             return
-        variation = FieldVariation(
+        self._variation = variation = FieldVariation(
             self.program, self.entries, self.watch, self.files, self.texts, self.on_progress
         )
         if self.varies:
@@ -290,7 +291,13 @@ class Rewriter:
         if self.proof is None or not self.proof.ok:
             return None
         return AsLinen(
-            self.program, self.entries, self.varied, self.files, self.texts, self.on_progress
+            self.program,
+            self.entries,
+            self.varied,
+            self.files,
+            self.texts,
+            self.on_progress,
+            self._variation if self.varies else None,
         )
 
     def in_place(self, training: Training = Training()) -> InPlace:  # noqa: B008 - it is frozen

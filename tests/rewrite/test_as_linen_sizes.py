@@ -46,6 +46,24 @@ class Joined(nn.Module):
         return x + skip
 
 
+class Repeated(nn.Module):
+    is_short: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        for turn in range(2):
+            if self.is_short and turn == 1:
+                return x
+            x = nn.Dense(3)(x)
+        return x
+
+
+class Repeats(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(Repeated()(x))
+
+
 class Joins(nn.Module):
     @nn.compact
     def __call__(self, x, skip):
@@ -104,3 +122,12 @@ def test_a_size_that_some_fields_leave_out_is_found_from_the_other_calls(package
         made = new.init(jax.random.key(0), x, skip)
         assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, variables)
         np.testing.assert_array_equal(new.apply(variables, x, skip), old.apply(variables, x, skip))
+
+
+def test_a_class_that_other_fields_break_stays_linen_with_the_value(package):
+    linen = importlib.import_module(f"{package}.models")
+    x = jax.ShapeDtypeStruct((2, 3), "float32")
+    result = bridge.rewrite(linen.Repeats, x, gradients=False, as_linen=True)
+    assert result.exported == ("Repeats",)
+    (note,) = [each for each in result.notes if each.startswith("Repeated stays Linen: ")]
+    assert "with is_short=True params/Dense_1/bias is absent in Linen" in note

@@ -79,10 +79,14 @@ class FieldVariation:
             if plan.refusal is None and not isinstance(plan, FunctionPlan)
         ]
 
+    def others(self, plan: ClassPlan) -> list[tuple[str, Any]]:
+        """Fields of a class, each with another value."""
+        return [each for own in self._instances(plan)[:1] for each in self._values(own, plan)]
+
     def leave_out(self) -> None:
         """Notes of every class that has other values that it was not compared for them."""
         for plan in self._plans:
-            if any(self._values(each, plan) for each in self._instances(plan)[:1]):
+            if self.others(plan):
                 self._note(plan, _NOT_VARIED)
 
     def run(self) -> None:

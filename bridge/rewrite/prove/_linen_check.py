@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from flax.core import FrozenDict, meta
 
 from bridge._conversion.neutral import walk
 from bridge.rewrite._failures import said
-from bridge.rewrite.observe._entries import Entry, entry_kwargs, training_kwargs
+from bridge.rewrite.observe._entries import Entry, difference, entry_kwargs, training_kwargs
 from bridge.rewrite.observe._snapshots import is_array
 
 from ._pairing import without_sown
@@ -35,7 +36,7 @@ def fault(entry: Entry, classes: Mapping[type, Any], keys: Mapping[str, Any]) ->
     old = entry.make()
     try:
         new = made_of(old, classes)
-        before, after = (_initialized(each, entry, keys) for each in (old, new))
+        (_, before), (_, after) = (_initialized(each, entry, keys) for each in (old, new))
     except Exception as error:
         return f"init raised {said(error)}"
     differs = _difference(before, after)
@@ -69,6 +70,40 @@ def fault(entry: Entry, classes: Mapping[type, Any], keys: Mapping[str, Any]) ->
     return None
 
 
+def fault_of_fields(
+    entry: Entry,
+    fields: Mapping[str, Any],
+    classes: Mapping[type, Any],
+    keys: Mapping[str, Any],
+    *,
+    computes: bool,
+) -> str | None:
+    """What differs with other fields, None if nothing does or Linen itself refuses them.
+
+    Args:
+        entry: how the old model is made and called.
+        fields: the other fields.
+        classes: the new classes by the old ones.
+        keys: a key for each stream.
+        computes: whether numbers are compared, not only shapes.
+    """
+    try:
+        model = entry.make()
+        old = model.clone(**fields)
+        what = ", ".join(difference(model, old))
+        output, before = _initialized(old, entry, keys)
+    except Exception:
+        return None
+    try:
+        other, after = _initialized(made_of(old, classes), entry, keys)
+    except Exception as error:
+        return f"with {what} init raised {said(error)}"
+    differs = _difference(before, after) or _difference({"output": output}, {"output": other})
+    if differs is None and computes:
+        differs = fault(dataclasses.replace(entry, make=lambda: old), classes, keys)
+    return None if differs is None else f"with {what} {differs}"
+
+
 def made_of(old: nn.Module, classes: Mapping[type, Any]) -> nn.Module:
     """A new module with the fields of an old one."""
     names = [n for n, f in old.__dataclass_fields__.items() if f.init]
@@ -93,6 +128,7 @@ def _mapped(value: Any, classes: Mapping[type, Any]) -> Any:
 
 
 def _initialized(model: nn.Module, entry: Entry, keys: Mapping[str, Any]) -> Any:
+    """The output and the variables of an initialisation, as shapes."""
     leaves, tree = jax.tree.flatten((entry.inputs, dict(entry.kwargs)))
 
     def init(*arrays: Any) -> Any:
@@ -100,7 +136,7 @@ def _initialized(model: nn.Module, entry: Entry, keys: Mapping[str, Any]) -> Any
         args, kwargs = jax.tree.unflatten(
             tree, [next(given) if is_array(leaf) else leaf for leaf in leaves]
         )
-        return model.init(dict(keys), *args, method=entry.method, **kwargs)
+        return model.init_with_output(dict(keys), *args, method=entry.method, **kwargs)
 
     return jax.eval_shape(init, *[leaf for leaf in leaves if is_array(leaf)])
 
@@ -117,7 +153,8 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | No
     )
     for path in sorted({*one, *other}):
         if one.get(path) != other.get(path):
-            return f"{path} is {one.get(path, 'absent')} in Linen, and {other.get(path, 'absent')}"
+            name = path or "the whole tree"
+            return f"{name} is {one.get(path, 'absent')} in Linen, and {other.get(path, 'absent')}"
     return None
 
 

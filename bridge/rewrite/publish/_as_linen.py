@@ -19,8 +19,9 @@ from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._plans import ClassPlan, Program
 from bridge.rewrite.prove._build import Maker, importable
 from bridge.rewrite.prove._draws import streams
+from bridge.rewrite.prove._field_variation import FieldVariation
 from bridge.rewrite.prove._interfaces import Interfaces
-from bridge.rewrite.prove._linen_check import fault
+from bridge.rewrite.prove._linen_check import fault, fault_of_fields
 from bridge.rewrite.prove._pairing import made
 from bridge.rewrite.prove._parts import entry_of, first_calls
 from bridge.rewrite.syntax._source import Edit, Source, bound_in, is_import
@@ -38,6 +39,7 @@ class AsLinen:
         files: the new files.
         texts: file and text by the new module's name.
         on_progress: is given a line about what goes on.
+        variation: tells other values of fields, None if they are left out.
 
     Attributes:
         exported: the classes that run NNX classes.
@@ -52,8 +54,11 @@ class AsLinen:
         files: Sequence[NewFile],
         texts: Mapping[str, tuple[str, str]],
         on_progress: Callable[[str], None],
+        variation: FieldVariation | None,
     ) -> None:
         self.program, self.entries, self.varied = program, entries, varied
+        self._variation = variation
+        self._with_other_fields: set[type] = set()
         self.files, self._texts, self._on_progress = files, texts, on_progress
         self.left: dict[str, str] = {}
         self._pieces: dict[type, str] = {}
@@ -154,6 +159,24 @@ class AsLinen:
                 why = fault(entry, classes, keys)
                 if why is not None:
                     return next(iter(self._pieces)), f"the whole program differs: {why}"
+            return self._failed_with_other_fields(classes, keys)
+
+    def _failed_with_other_fields(
+        self, classes: Mapping[type, Any], keys: Mapping[str, Any]
+    ) -> tuple[type, str] | None:
+        """The same for other values of each class's fields, which the program may use elsewhere."""
+        for cls in [each for each in self._pieces if each not in self._with_other_fields]:
+            plan, entry = self.program.plans[cls], next(iter(self._entries_of(cls)), None)
+            if self._variation is None or entry is None:
+                continue
+            self._on_progress(f"proving the Linen class {plan.name} with other fields")
+            # Numbers are compared where the NNX class is known to differ for some values.
+            computes = cls in self._variation.limits
+            for name, value in self._variation.others(plan):
+                why = fault_of_fields(entry, {name: value}, classes, keys, computes=computes)
+                if why is not None:
+                    return cls, why
+            self._with_other_fields.add(cls)
         return None
 
     def _entries_of(self, cls: type) -> Iterable[Entry]:
