@@ -45,7 +45,13 @@ _KEEPING_METHODS = frozenset({"astype", "copy", "clip"})
 
 
 class Size:
-    """Where the last dimension of an array comes from."""
+    """Where the last dimension of an array comes from.
+
+    Attributes:
+        parts: the sizes that it is made of.
+    """
+
+    parts: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +73,6 @@ class Written(Size):
     def text(self) -> str:
         """What tells expressions apart."""
         return ast.dump(self.node)
-
-
-@dataclasses.dataclass(frozen=True)
-class Last(Size):
-    """The last item of a sequence of the program, as in `x.reshape((len(x), *self.shape))`."""
-
-    sequence: Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,27 +105,47 @@ class Total(Size):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sum(Size):
+class OfOthers(Size):
+    """A size that is made of others."""
+
+    parts: tuple[Any, ...] = dataclasses.field()
+
+
+class List(OfOthers):
+    """The sizes of the arrays in a new list."""
+
+
+class Sum(OfOthers):
     """The size of arrays beside each other on their last axis."""
 
-    parts: tuple[Any, ...]
+
+class Last(OfOthers):
+    """The last item of a sequence of the program, as in `x.reshape((len(x), *self.shape))`."""
+
+
+class Choice(OfOthers):
+    """By a condition that a constructor knows, or a sequence with items, one of two sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Part(Size):
+class Part(OfOthers):
     """One of the equal parts that an array is split into on its last axis."""
 
-    whole: Any
     count: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Computed(Size):
-    """An expression of the program, with sizes in it."""
+class Computed(OfOthers):
+    """An expression of the program, with sizes in the places of some of its parts."""
 
     node: ast.expr
-    parts: tuple[tuple[ast.expr, Size], ...]
+    places: tuple[ast.expr, ...]
     source: Source = dataclasses.field(compare=False)
+
+    @property
+    def text(self) -> str:
+        """What tells expressions apart."""
+        return ast.dump(self.node)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,15 +157,6 @@ class Chained(Size):
     """
 
     made: ast.Call
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice(Size):
-    """One of two sizes, by a condition that a constructor knows, or by a sequence with items."""
-
-    test: Size
-    then: Any
-    otherwise: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -183,17 +193,17 @@ class Update(NamedTuple):
 
     Attributes:
         variable: the name of the array in the program.
-        size: what is assigned or appended; a tuple for a new list.
-        kind: `set`, `list`, `append`, or `each` for what a loop binds.
+        size: what is assigned or appended; `Each` for what a loop binds.
         statement: the statement of the program.
         is_before: whether it comes before that statement.
+        appends: whether the variable is a list that becomes longer.
     """
 
     variable: str
-    size: Any
-    kind: str
+    size: Size
     statement: ast.stmt
-    is_before: bool
+    is_before: bool = False
+    appends: bool = False
 
 
 class Facts(NamedTuple):
@@ -385,7 +395,7 @@ class Flow:
         sizes = tuple(map(self._size, value.elts))
         self._rebind(target.id, node)
         self._names[target.id] = list if None not in sizes else None
-        self._add(target.id, sizes, "list", node)
+        self.updates.append(Update(target.id, List(sizes), node))
         return True
 
     def _expression(self, node: ast.expr, statement: ast.stmt) -> None:
@@ -399,7 +409,7 @@ class Flow:
             name, does = node.func.value.id, node.func.attr
             size = self._size(node.args[0]) if len(node.args) == 1 else None
             if does == "append" and size is not None:
-                self._add(name, size, "append", statement)
+                self.updates.append(Update(name, size, statement, appends=True))
                 return
             self.broken.add(name)
             return
@@ -490,7 +500,7 @@ class Flow:
         self._forget(bound_in(node.target), node)
         for item, name in lists.items():
             self._names[item.id] = Kept(item.id)
-            self._add(item.id, Each(name), "each", node)
+            self.updates.append(Update(item.id, Each(name), node))
         if self._block(node.body):
             self._end(node.body, {})
         self._let_go(bound)
@@ -586,7 +596,7 @@ class Flow:
         """Says that a name has one of several sizes from here on."""
         is_size = all(isinstance(each, Size) for each in values)
         if is_size and self._facts.is_apart and test is not None and len(values) == 2:
-            self._names[name] = Choice(self._written(test), *values)
+            self._names[name] = Choice((self._written(test), *values))
             return
         if not is_size or self._facts.is_apart:
             self._names[name] = None
@@ -604,14 +614,14 @@ class Flow:
         for name in sorted((bound | written) & self._kept):
             value = self._names.get(name)
             if isinstance(value, Size) and value != Kept(name):
-                self._set(Update(name, value, "set", node, is_before=True))
+                self._set(Update(name, value, node, is_before=True))
 
     def _end(self, block: Sequence[ast.stmt], before: Mapping[str, Known]) -> None:
         """Sets the variables of what a block has set, at its end."""
         for name in sorted(bound_in_all(block) & self._kept):
             value = self._names.get(name)
             if isinstance(value, Size) and value not in (Kept(name), before.get(name)):
-                self._set(Update(name, value, "set", block[-1], is_before=False))
+                self._set(Update(name, value, block[-1]))
 
     def _set(self, update: Update) -> None:
         """Sets a variable; others that are known by it need one of their own."""
@@ -639,7 +649,7 @@ class Flow:
 
     def _is_read(self, update: Update) -> bool:
         """Whether what an update sets is read behind it, or in another turn of a loop."""
-        if update.kind != "set":
+        if update.appends or isinstance(update.size, List | Each):
             return True
         statement, variable = update.statement, update.variable
         around = [statement, *self._facts.source.ancestors(statement)]
@@ -668,9 +678,8 @@ class Flow:
                     return None
                 loop = around.generators[0]
                 return self._behind_loop(loop, bound_in(loop.target), passed[made], first)
-            case Sum(parts=parts):
-                found = [self._from_outside(each) for each in parts]
-                return None if None in found else Sum(tuple(found))
+            case OfOthers():
+                return _of(size, [self._from_outside(each) for each in size.parts])
         return size
 
     def _in_branches_and_loops(self, variable: str) -> Size | None:
@@ -678,7 +687,7 @@ class Flow:
         found: Size | None = None
         for update in (each for each in self.updates if each.variable == variable):
             size, block = update.size, self._facts.source.parents[update.statement]
-            if update.kind != "set" or variables_of(size):
+            if update.appends or isinstance(size, List) or variables_of(size):
                 return None
             top = block if isinstance(block, ast.For | ast.If) else update.statement
             if top not in self._method.body:
@@ -740,7 +749,7 @@ class Flow:
         if of_list or (is_other and name in self._kept):
             # The list, or the other variable, is another one later.
             self._kept.add(name)
-            self._set(Update(name, value, "set", node, is_before=False))
+            self._set(Update(name, value, node))  # pyright: ignore
             return
         self._names[name] = value
 
@@ -753,7 +762,7 @@ class Flow:
             if self._facts.is_apart:
                 self._names[other] = None
             elif other in self._kept:
-                self._set(Update(other, value, "set", node, is_before=True))
+                self._set(Update(other, value, node, is_before=True))
             else:
                 self._kept.add(other)
                 self._names[other] = None
@@ -762,9 +771,6 @@ class Flow:
         for name in names:
             self._rebind(name, node)
             self._names[name] = None
-
-    def _add(self, name: str, size: Any, kind: str, node: ast.stmt) -> None:
-        self.updates.append(Update(name, size, kind, node, is_before=False))
 
     def _is_list(self, name: str) -> bool:
         """Whether a name is a list that the method makes longer or takes items out of."""
@@ -851,15 +857,11 @@ class Flow:
         if not (is_call or isinstance(node, _COMPUTING)) or not self._facts.touches(node):
             return None
         parts = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
-        inside: list[tuple[ast.expr, Size]] = []
-        for part in parts:
-            if not isinstance(part, ast.expr) or not self._facts.touches(part):
-                continue
-            number = self._number(part)
-            if number is None or _takes_out(number):
-                return None
-            inside.append((part, number))
-        return Computed(node, tuple(inside), self._facts.source)
+        places = tuple(e for e in parts if isinstance(e, ast.expr) and self._facts.touches(e))
+        numbers = tuple(map(self._number, places))
+        if None in numbers or any(map(_takes_out, numbers)):
+            return None
+        return Computed(numbers, node, places, self._facts.source)
 
     def _is_told(self, test: ast.expr) -> bool:
         """Whether a constructor knows a condition: one on sizes that are followed, too."""
@@ -890,7 +892,7 @@ class Flow:
         given |= {str(each.arg): each.value for each in node.keywords}  # pyright: ignore
         count = _number(given.get("indices_or_sections"))
         whole = self._size(given["ary"]) if count and _is_last(given.get("axis")) else None
-        return None if whole is None or not count else Part(whole, count)
+        return None if whole is None or not count else Part((whole,), count)
 
     def _call(self, node: ast.Call) -> Size | None:
         made = self._made(node.func)
@@ -1003,7 +1005,7 @@ class Flow:
     def _told(self, node: ast.expr) -> Size | None:
         """A number that a constructor can compute; None for one that is left open, such as -1."""
         if isinstance(node, ast.Starred):
-            return None if self._facts.touches(node) else Last(self._written(node.value))
+            return None if self._facts.touches(node) else Last((self._written(node.value),))
         if self._facts.touches(node):
             return self._number(node)
         return None if _number(node) == -1 else self._written(node)
@@ -1039,7 +1041,7 @@ class Flow:
         if first is None or all(is_same(each, first) for each in sizes):
             return first
         is_known = test is not None and len(sizes) == 2 and None not in sizes
-        return Choice(self._written(test), *sizes) if is_known and test is not None else None
+        return Choice((self._written(test), *sizes)) if is_known and test is not None else None
 
     def _made(self, function: ast.expr) -> Made | None:
         """What is called, if it is a layer."""
@@ -1091,34 +1093,20 @@ class Flow:
             given: the sizes that it is called with.
         """
         match size:
-            case Sum(parts=inside):
-                parts = [self._of_caller(each, names, slot, given) for each in inside]
-                return None if None in parts else Sum(tuple(parts))
-            case Part(whole=whole, count=count):
-                own = self._of_caller(whole, names, slot, given)
-                return None if own is None else Part(own, count)
-            case Last(sequence=sequence):
-                own = self._of_caller(sequence, names, slot, given)
-                return None if own is None else _last_item(own)
-            case Choice(test=test, then=then, otherwise=otherwise):
-                parts = [
-                    self._of_caller(each, names, slot, given) for each in (test, then, otherwise)
-                ]
-                known = [each for each in parts if each is not None]
-                return _chosen(*known) if len(known) == len(parts) else None
+            case Computed():
+                return self._in_words_of_caller(size, names, slot, given)
+            case OfOthers(parts=parts):
+                return _of(size, [self._of_caller(each, names, slot, given) for each in parts])
             case Given(argument=argument):
                 found = given.get(argument) or given.get(names.index(argument))
                 return found if isinstance(found, Size) else None
             case Written(node=ast.Constant()):
                 return size
             case Written(node=node, source=source):
-                return (
-                    self._of_field(node, slot)
-                    if is_self(node)
-                    else self._in_words_of_caller(Computed(node, (), source), names, slot, given)
-                )
-            case Computed():
-                return self._in_words_of_caller(size, names, slot, given)
+                if is_self(node):
+                    return self._of_field(node, slot)
+                computed = Computed((), node, (), source)
+                return self._in_words_of_caller(computed, names, slot, given)
         return None
 
     def _of_field(self, node: Any, slot: Slot) -> Size | None:
@@ -1135,8 +1123,8 @@ class Flow:
         self, size: Computed, names: Sequence[str], slot: Slot, given: Mapping[int | str, Known]
     ) -> Size | None:
         """An expression of a class with what its fields and sizes are for who makes it."""
-        own = dict(size.parts)
-        found: list[tuple[ast.expr, Size]] = []
+        own = dict(zip(size.places, size.parts, strict=True))
+        found: dict[Any, Size] = {}
         stack: list[ast.AST] = [size.node]
         while stack:
             node = stack.pop()
@@ -1148,15 +1136,15 @@ class Flow:
             elif isinstance(node, ast.Name) and node.id in KNOWN_CALLS:
                 continue
             elif isinstance(node, ast.Name) and (value := _only_value(size.source, node)):
-                local = Computed(value, (), size.source)
+                local = Computed((), value, (), size.source)
                 part = self._in_words_of_caller(local, names, slot, given)
             elif isinstance(node, (*_COMPUTING, *_OPERATORS, *_READING, ast.Call, ast.Constant)):
                 stack += ast.iter_child_nodes(node)
                 continue
             if part is None:
                 return None
-            found.append((node, part))  # pyright: ignore
-        return Computed(size.node, tuple(found), size.source)
+            found[node] = part
+        return Computed(tuple(found.values()), size.node, tuple(found), size.source)
 
     def _once(self, size: Known, slot: Slot, argument: int | str, node: ast.Call) -> Known:
         """A size that takes an item out of a list, in a variable of its own."""
@@ -1165,7 +1153,7 @@ class Flow:
         name = f"{slot.attribute}_{argument}" if argument else slot.attribute
         variable = f"{name}_in"
         statement = self._facts.source.statement_of(node)
-        self._set(Update(variable, size, "set", statement, is_before=True))
+        self._set(Update(variable, size, statement, is_before=True))
         return Kept(variable)
 
 
@@ -1176,22 +1164,20 @@ def _is_nonlocal(node: ast.AST) -> bool:
 def parts_of(size: Any) -> Iterator[Any]:
     """A size and those that it is made of."""
     yield size
-    if isinstance(size, Sum):
-        for each in size.parts:
-            yield from parts_of(each)
-    elif isinstance(size, Computed):
-        for _, each in size.parts:
-            yield from parts_of(each)
-    elif isinstance(size, Choice):
-        for each in (size.test, size.then, size.otherwise):
-            yield from parts_of(each)
-    elif isinstance(size, Last):
-        yield from parts_of(size.sequence)
-    elif isinstance(size, Part):
-        yield from parts_of(size.whole)
-    elif type(size) is tuple:
-        for each in size:
-            yield from parts_of(each)
+    for each in size.parts if isinstance(size, Size) else ():
+        yield from parts_of(each)
+
+
+def _of(size: OfOthers, parts: Sequence[Size | None]) -> Size | None:
+    """A size that is made of other parts, None where one of them is not known."""
+    known = [each for each in parts if each is not None]
+    if len(known) < len(parts):
+        return None
+    if isinstance(size, Choice):
+        return _chosen(*known)
+    return (
+        _last_item(*known) if isinstance(size, Last) else dataclasses.replace(size, parts=(*known,))
+    )
 
 
 def _last_item(sequence: Size) -> Size:
@@ -1199,22 +1185,22 @@ def _last_item(sequence: Size) -> Size:
     node = sequence.node if isinstance(sequence, Written) else None
     items = node.elts if isinstance(node, ast.Tuple | ast.List) else []
     if not isinstance(sequence, Written) or not items or isinstance(items[-1], ast.Starred):
-        return Last(sequence)
+        return Last((sequence,))
     return dataclasses.replace(sequence, node=items[-1])
 
 
 def _chosen(test: Size, then: Size, otherwise: Size) -> Size:
     """One of two sizes, the first one where a condition holds, or a sequence has items."""
     node = test.node if isinstance(test, Written) else None
-    if isinstance(then, Choice) and is_same(then.test, test):
-        then = then.then
-    if isinstance(otherwise, Choice) and is_same(otherwise.test, test):
-        otherwise = otherwise.otherwise
+    if isinstance(then, Choice) and is_same(then.parts[0], test):
+        then = then.parts[1]
+    if isinstance(otherwise, Choice) and is_same(otherwise.parts[0], test):
+        otherwise = otherwise.parts[2]
     if isinstance(node, ast.Constant):
         return then if node.value else otherwise
     items = node.elts if isinstance(node, ast.Tuple | ast.List) else []
     has_items = any(not isinstance(each, ast.Starred) for each in items)
-    return then if has_items or is_same(then, otherwise) else Choice(test, then, otherwise)
+    return then if has_items or is_same(then, otherwise) else Choice((test, then, otherwise))
 
 
 def _is_range(node: ast.expr) -> TypeGuard[ast.Call]:
@@ -1281,19 +1267,12 @@ def _beside(a: Any, b: Any) -> Any:
 
 def is_same(a: Any, b: Any) -> bool:
     """Whether two sizes are surely the same at one place."""
-    if isinstance(a, Written) and isinstance(b, Written):
-        return a.text == b.text
-    if type(a) is not type(b):
+    if type(a) is not type(b) or isinstance(a, Item):
         return False
-    if isinstance(a, Computed):
-        own = [each for _, each in a.parts], [each for _, each in b.parts]
-        return ast.dump(a.node) == ast.dump(b.node) and all(map(is_same, *own))
-    if isinstance(a, Sum):
-        return len(a.parts) == len(b.parts) and all(map(is_same, a.parts, b.parts))
-    if isinstance(a, Part):
-        return a.count == b.count and is_same(a.whole, b.whole)
-    if isinstance(a, Item):
-        return False
+    if isinstance(a, OfOthers | Written):
+        own, other = ([getattr(e, n, None) for n in ("text", "count")] for e in (a, b))
+        is_alike = own == other and len(a.parts) == len(b.parts)
+        return is_alike and all(map(is_same, a.parts, b.parts))
     return a == b
 
 
@@ -1307,8 +1286,8 @@ def _is_stable(size: Any, bound: set[str]) -> bool:
     for each in parts_of(size):
         nodes = [getattr(each, name, None) for name in ("node", "index")]
         # Sizes stand in the place of these.
-        parts = {part for part, _ in each.parts} if isinstance(each, Computed) else set()
-        if any(_names_outside(node, parts) & bound for node in nodes if node is not None):
+        places = {*each.places} if isinstance(each, Computed) else set[ast.expr]()
+        if any(_names_outside(node, places) & bound for node in nodes if node is not None):
             return False
     return True
 

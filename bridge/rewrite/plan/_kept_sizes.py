@@ -25,6 +25,7 @@ from ._flow import (
     Item,
     Kept,
     Last,
+    List,
     Made,
     Part,
     Size,
@@ -242,19 +243,8 @@ class KeptSizes:
                 return shape[-1] if shape else None
             case Written(node=node):
                 return self._evaluated(node, making)
-            case Part(whole=whole, count=count):
-                found = self._value(whole, making)
-                return found // count if isinstance(found, int) else None
-            case Last(sequence=sequence):
-                found = self._value(sequence, making)
-                return found[-1] if isinstance(found, tuple | list) and found else None
-            case Sum(parts=parts):
-                values = [self._value(each, making) for each in parts]
-                return None if None in values else sum(values)
-            case Choice(test=test, then=then, otherwise=otherwise):
-                chosen = self._value(test, making)
-                if chosen is not None:
-                    return self._value(then if chosen else otherwise, making)
+            case Sum() | Part() | Last() | Choice():
+                return _value_of(size, [self._value(each, making) for each in size.parts])
         return None
 
     def _evaluated(self, node: ast.expr, making: Making) -> Any:
@@ -304,7 +294,7 @@ class KeptSizes:
         """Whether the constructor sets a variable of its own inside a statement."""
         inside = set(ast.walk(node))
         updates = self.flow.updates if self.names else ()
-        own = [each for each in updates if each.kind != "each" and each.statement in inside]
+        own = [e for e in updates if not isinstance(e.size, Each) and e.statement in inside]
         return any(each.variable in self.names for each in own)
 
     def loop_over(self, target: ast.expr, values: ast.expr) -> Loop | None:
@@ -324,10 +314,10 @@ class KeptSizes:
             name = self.names.get(each.variable)
             if name is None or each.statement is not statement or each.is_before is not before:
                 continue
-            if each.kind == "each":
+            if isinstance(each.size, Each):
                 continue
             text = self._text(each.size)
-            found.append(f"{name}.append({text})" if each.kind == "append" else f"{name} = {text}")
+            found.append(f"{name}.append({text})" if each.appends else f"{name} = {text}")
         return found
 
     def _text_of(self, size: Any) -> str | None:
@@ -373,7 +363,7 @@ class KeptSizes:
         taken |= {*self._plan.sizes, *self.names.values(), *self._chained.values()}
         taken |= {each.name for each in self._method.sizes.running}
         own = [each for each in self.flow.updates if each.variable == variable]
-        is_list = any(each.kind in ("list", "each") for each in own)
+        is_list = any(isinstance(each.size, List | Each) for each in own)
         names = [f"{variable}_features", f"{variable}_size", f"{variable}_size_2"]
         if variable.endswith("_in"):
             names.insert(0, variable)
@@ -396,9 +386,9 @@ class KeptSizes:
                 return ast.unparse(node)
             case Written(node=node, makings=makings):
                 return text(node, makings)
-            case Part(whole=whole, count=count):
+            case Part(parts=(whole,), count=count):
                 return _part(self._text(whole), count)
-            case Last(sequence=sequence):
+            case Last(parts=(sequence,)):
                 return f"{operand(self._text(sequence), ast.Subscript)}[-1]"
             case Kept(variable=variable) | Each(variable=variable):
                 return self.names[variable]
@@ -409,11 +399,12 @@ class KeptSizes:
                 return f"sum({self.names[variable]})"
             case Sum(parts=parts):
                 return " + ".join(operand(self._text(each), _SUM) for each in parts)
-            case Computed(node=node, parts=parts, source=source):
-                texts = [(e, operand(self._text(own), type(source.parents[e]))) for e, own in parts]
+            case Computed(node=node, parts=parts, places=places, source=source):
+                pairs = zip(places, parts, strict=True)
+                texts = [(e, operand(self._text(own), type(source.parents[e]))) for e, own in pairs]
                 edits = [source.edit(each, own) for each, own in texts]
                 if source is self._source:
-                    known = [e for e in ast.iter_child_nodes(node) if e not in dict(parts)]
+                    known = [e for e in ast.iter_child_nodes(node) if e not in places]
                     edits += [edit for each in known for edit in self._known_edits(each)]
                 found = source.render(node, edits)
                 if any(
@@ -431,13 +422,13 @@ class KeptSizes:
                     for each in passed.values():
                         self._text(each)
                 return self._chained[made]
-            case Choice(test=test, then=then, otherwise=otherwise):
+            case Choice(parts=(test, then, otherwise)):
                 asked = self._text(test)
                 if asked in ("True", "False"):
                     return self._text(then if asked == "True" else otherwise)
                 chosen, asked = (operand(each, ast.IfExp) for each in (self._text(then), asked))
                 return f"{chosen} if {asked} else {self._text(otherwise)}"
-        return f"[{', '.join(map(self._text, size))}]"
+        return f"[{', '.join(map(self._text, size.parts))}]"
 
     def _slot_name(self, made: ast.Call) -> str:
         return next(slot.attribute for slot in self._method.slots if slot.node is made)
@@ -506,6 +497,20 @@ class KeptSizes:
         own = next((each for each in plan.fields if each.name == field), None)
         default = own.node.value if own is not None else None
         return default if isinstance(default, ast.Constant) else None
+
+
+def _value_of(size: Sum | Part | Last | Choice, values: Sequence[Any]) -> Any:
+    """What a size is that is made of sizes with these values; None where more has to be known."""
+    match size, values:
+        case Sum(), _:
+            return None if None in values else sum(values)
+        case Part(count=count), [int() as whole]:
+            return whole // count
+        case Last(), [tuple() | list() as sequence] if sequence:
+            return sequence[-1]
+        case Choice(), [test, then, otherwise] if test is not None:
+            return then if test else otherwise
+    return None
 
 
 def _part(text: str, count: int) -> str:
