@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bridge.rewrite.plan._containers import attribute_of
 from bridge.rewrite.plan._function_plans import functions_in
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._refusals import NotRewritableError
@@ -124,12 +123,12 @@ def is_never_called(method: Method, node: ast.Call) -> bool:
     given = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)} - {"self"}
     if not any(isinstance(a, ast.If) and names_in(a.test) & given for a in around):
         return False
-    slots = [s for s in method.plan.slots.values() if attribute_of(method.plan, s) == name]
+    slots = [slot for slot in method.plan.slots.values() if slot.is_attribute(name)]
     instances = method.program.records.instances
     made = [instances.get((m.run, m.path or ())) for slot in slots for m in slot.makings]
     return (
         bool(slots)
-        and all(slot.kind == "module" and slot.method.name == "setup" for slot in slots)
+        and all(slot.kind == "module" for slot in slots)
         and not any(each and each.calls for each in made)
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridge.rewrite.plan._caches import cache_lines
-from bridge.rewrite.plan._containers import CONTAINERS, attribute_of, held_attributes
+from bridge.rewrite.plan._containers import CONTAINERS, held_attributes
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._method_plans import SetupPlan
 from bridge.rewrite.plan._plans import Slot
@@ -171,11 +171,11 @@ class Setup:
         """The decode cache, behind the statement that makes the layer."""
         if slot.cache is None:
             return
-        attribute, statement = attribute_of(self.plan, slot), self.source.statement_of(slot.node)
-        if attribute is None or getattr(statement, "value", None) is not slot.node:
+        statement = self.source.statement_of(slot.node)
+        if not slot.is_alone or getattr(statement, "value", None) is not slot.node:
             raise NotRewritableError("cache-list", slot.node)
         column, end = statement.col_offset, self.source.end(statement)
-        lines = cache_lines(slot.cache, f"self.{attribute}")
+        lines = cache_lines(slot.cache, f"self.{slot.stored}")
         yield Edit(end, end, "".join(f"\n{' ' * (column + 4 * d)}{line}" for d, line in lines))
 
     def _untransformed(self) -> Iterator[Edit]:
@@ -203,7 +203,7 @@ class Setup:
             yield from self._without_all(node)
 
     def _check_modes(self, slot: Slot) -> None:
-        if attribute_of(self.plan, slot) is None:
+        if not slot.is_alone:
             raise NotRewritableError("mode-call", slot.node)
 
     def _unmade(self) -> Iterator[Edit]:
@@ -292,9 +292,7 @@ class Setup:
             for plan in self.method.program.plans.values()
             if isinstance(plan.cls, type) and issubclass(plan.cls, self.plan.cls)
         ]
-        return any(
-            attribute_of(plan, slot) == name for plan in below for slot in plan.slots.values()
-        )
+        return any(slot.is_attribute(name) for plan in below for slot in plan.slots.values())
 
     def _sizes(self, statement: ast.stmt) -> Iterator[Edit]:
         begin = self.source.start(statement)
@@ -330,7 +328,7 @@ class Setup:
         own = [s for s in self.slots if s.outer is None and not self.computed.makes(s)]
         # Of two branches, the one with lifted transforms tells when they are there.
         own.sort(key=lambda slot: slot.lift is not None)
-        by_name = {attribute_of(self.plan, slot): slot for slot in own}
+        by_name = {slot.stored: slot for slot in own if slot.is_alone}
         for slot, call in item_calls(self.slots, method):
             found += calls.transformed(slot, call, self.source.render(call.func))
         for node in ast.walk(method.node):

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bridge.rewrite.observe._records import Instance, Making, Path
-from bridge.rewrite.plan._containers import attribute_of
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
@@ -57,8 +56,7 @@ def _attributes(method: Method, module: ast.expr, names: Sequence[str]) -> list[
 def _holds(method: Method, slot: Slot, module: ast.expr) -> bool:
     if slot.kind != "module" or slot.lift is not None or slot.linen or slot.is_list:
         return False
-    name = attribute_of(method.plan, slot) if slot.method.name == "setup" else None
-    return (name is not None and is_self(module, name)) or (
+    return (slot.is_alone and is_self(module, slot.stored)) or (
         isinstance(module, ast.Name) and module.id == slot.variable
     )
 
@@ -108,8 +106,7 @@ class Applied:
 
     def calls(self, slot: Slot) -> list[ast.Call]:
         """The calls of `apply`."""
-        name = attribute_of(self.plan, slot) if slot.kind == "module" else None
-        if name is None or slot.method.name != "setup":
+        if slot.kind != "module" or not slot.is_alone:
             return []
         return [
             node
@@ -117,7 +114,7 @@ class Applied:
             if isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
             and node.func.attr == "apply"
-            and is_self(node.func.value, name)
+            and is_self(node.func.value, slot.stored)
             and self._is_known(node)
         ]
 
@@ -152,8 +149,8 @@ class Applied:
         applied = self.calls(slot)
         if not applied and not self._is_uncalled(slot):
             return None
-        name = attribute_of(self.plan, slot)
-        calls = [n for n in self._nodes if isinstance(n, ast.Call) and is_self(n.func, name)]
+        every = [n for n in self._nodes if isinstance(n, ast.Call)]
+        calls = [each for each in every if is_self(each.func, slot.stored)]
         called = [each for each in calls if not is_never_called(self._method, each)]
         tests = [" and ".join(self._tests(call, applied)) for call in called]
         if "" in tests and not applied:
@@ -165,10 +162,10 @@ class Applied:
 
     def _is_uncalled(self, slot: Slot) -> bool:
         """Whether a model that makes a layer in `setup` may do without calling it."""
-        name = attribute_of(self.plan, slot) if slot.kind == "module" else None
-        if name is None or slot.method.name != "setup":
+        if slot.kind != "module" or not slot.is_alone:
             return False
-        uses = [n for n in self._nodes if is_self(n, name) and isinstance(n.ctx, ast.Load)]  # pyright: ignore
+        every = [node for node in self._nodes if is_self(node, slot.stored)]
+        uses = [each for each in every if isinstance(each.ctx, ast.Load)]  # pyright: ignore
         parents = [self.source.parents[each] for each in uses]
         called = [self._records.instances.get((m.run, m.path or ())) for m in slot.makings]
         return all(

@@ -31,12 +31,7 @@ class Computed:
         own = [slot for slot in plan.slots.values() if slot.method is setup]
         self._modules = {slot.node for slot in own if slot.kind == "module"}
         slots = [slot for slot in own if slot.kind == "param" and not slot.is_list]
-        self.stored = {
-            str(statement.targets[0].attr)  # pyright: ignore
-            for slot in slots
-            if is_stored(plan, slot)
-            and isinstance(statement := self.source.statement_of(slot.node), ast.Assign)
-        }
+        self.stored = {str(slot.stored) for slot in slots if is_stored(plan, slot)}
         self.slots = {slot.node: slot for slot in slots if not is_stored(plan, slot)}
         self._kept = {slot.node for slot in slots} - self.slots.keys()
         self.attributes: dict[str, None] = {}

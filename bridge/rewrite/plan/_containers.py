@@ -19,47 +19,33 @@ CONTAINERS = {
 }
 
 
-def attribute_of(plan: ClassPlan, slot: Slot) -> str | None:
-    """The attribute that a slot of `setup` alone is assigned to, by its variable or itself."""
-    parent = plan.source.parents[slot.node]
-    if slot.variable is not None and slot.method.name == "setup":
-        made = {
-            plan.source.statement_of(each.node)
-            for each in plan.slots.values()
-            if each.method is slot.method and each.variable == slot.variable
-        }
-        stored = [
-            each.targets[0].attr  # pyright: ignore
-            for each in ast.walk(slot.method)
-            if isinstance(each, ast.Assign)
-            and is_self(each.targets[0])
-            and isinstance(each.value, ast.Name)
-            and each.value.id == slot.variable
-        ]
-        is_one = len(stored) == 1 and made.issuperset(binding(slot.method, slot.variable))
-        return stored[0] if is_one else None
-    if isinstance(parent, ast.IfExp):
-        parent = plan.source.parents[parent]
-    if isinstance(parent, ast.Assign) and is_self(parent.targets[0]):
-        return parent.targets[0].attr  # pyright: ignore
-    return None
+def stored_in(plan: ClassPlan, slot: Slot) -> tuple[str | None, bool]:
+    """The attribute that `setup` puts what a slot makes into, and whether it is that alone.
 
-
-def container_of(plan: ClassPlan, slot: Slot) -> str | None:
-    """The attribute that is a container of what a slot of `setup` makes, with other things."""
-    statement = plan.source.statement_of(slot.node)
+    None if it puts it into no attribute; a container may be filled by its local name.
+    """
+    source, setup = plan.source, slot.method
+    if setup.name != "setup":
+        return None, False
+    statement = source.statement_of(slot.node)
     target = statement.targets[0] if isinstance(statement, ast.Assign) else None
     if target is not None and is_self(target):
-        return None if attribute_of(plan, slot) else target.attr  # pyright: ignore
+        parent = source.parents[slot.node]
+        parent = source.parents[parent] if isinstance(parent, ast.IfExp) else parent
+        return target.attr, parent is statement  # pyright: ignore
     name = target.id if isinstance(target, ast.Name) else grown_name(statement)
-    if name is None or slot.variable is not None:
-        return None
-    for node in ast.walk(slot.method):
-        if isinstance(node, ast.Assign) and is_self(node.targets[0]):
-            value = same_items(node.value)
-            if isinstance(value, ast.Name) and value.id == name:
-                return node.targets[0].attr  # pyright: ignore
-    return None
+    found = [
+        (each.targets[0].attr, value)  # pyright: ignore
+        for each in ast.walk(setup)
+        if isinstance(each, ast.Assign) and is_self(each.targets[0])
+        if isinstance(value := same_items(each.value), ast.Name) and value.id == name
+    ]
+    if slot.variable is None:
+        return (found[0][0] if found else None), False
+    own = [each for each in plan.slots.values() if each.method is setup]
+    made = {source.statement_of(e.node) for e in own if e.variable == slot.variable}
+    is_one = len(found) == 1 and made.issuperset(binding(setup, slot.variable))
+    return (found[0][0], True) if is_one else (None, False)
 
 
 def same_items(value: ast.expr) -> ast.expr:

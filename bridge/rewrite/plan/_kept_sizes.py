@@ -13,7 +13,6 @@ from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
 from bridge.rewrite.syntax._source import Edit, is_self, names_in, operand
 
-from ._containers import attribute_of, container_of
 from ._flow import (
     Chained,
     Choice,
@@ -145,10 +144,10 @@ class KeptSizes:
         lists: dict[str, list[Slot]] = {}
         others: set[str] = set()
         for slot in self._method.slots if self._method.is_setup else ():
-            name = attribute_of(self._plan, slot)
-            if slot.kind == "module" and name is not None:
+            name = slot.stored or ""
+            if slot.kind == "module" and slot.is_alone:
                 attributes.setdefault(name, []).append(slot)
-            elif (name := container_of(self._plan, slot)) is not None:
+            elif name and not slot.is_alone:
                 lists.setdefault(name, []).append(slot)
                 others |= set() if self._is_one_loop(slot) else {name}
         made = {name: self._one_of(slots) for name, slots in attributes.items()}

@@ -9,7 +9,6 @@ from bridge.rewrite.observe._records import Lifted
 from bridge.rewrite.syntax._source import binding, is_self, names_in, operand
 
 from ._axes import Axes, axis_texts
-from ._containers import attribute_of, container_of
 from ._method import Method
 from ._options import PASSED, STACKS, check_options
 from ._plans import Slot
@@ -58,12 +57,10 @@ class Lift:
 
     def _has_plain_sibling(self) -> bool:
         """Whether another branch puts layers without transforms into the same name."""
-        plan, records = self.method.plan, self.method.program.records
+        records = self.method.program.records
 
         def target(slot: Slot) -> str | None:
-            if not self.method.is_setup:
-                return slot.variable
-            return attribute_of(plan, slot) or container_of(plan, slot)
+            return slot.stored if self.method.is_setup else slot.variable
 
         own = target(self.slot)
         others = [

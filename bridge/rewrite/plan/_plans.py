@@ -73,6 +73,8 @@ class Slot:
         resolved: what makes it, where `node` is the call of a method that returns it.
         in_call: whether each call makes it, as it has no state, and the call decides its arguments.
         place: the statement that the constructor makes it at, if that is not its own.
+        stored: the attribute that `setup` puts it into, None if there is none.
+        is_alone: whether it is that attribute, and not in a container.
     """
 
     node: ast.Call
@@ -94,6 +96,12 @@ class Slot:
     resolved: ast.Call | None = None
     in_call: bool = False
     place: ast.stmt | None = None
+    stored: str | None = None
+    is_alone: bool = False
+
+    def is_attribute(self, name: str) -> bool:
+        """Whether `setup` makes it for this attribute alone."""
+        return self.is_alone and self.stored == name
 
     @property
     def constructor(self) -> ast.Call:

@@ -20,6 +20,7 @@ from bridge.rewrite.syntax._source import (
     loops_around,
 )
 
+from ._containers import stored_in
 from ._layers import layer_of
 from ._lifted_functions import find_functions, first_argument, functions_of
 from ._plans import ClassPlan, Program, Slot
@@ -94,6 +95,7 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
         slot.makings = _once(slot.makings)
         slot.loops = loops_around(plan.source, slot.node, slot.method)
         slot.is_list = bool(slot.loops)
+        slot.stored, slot.is_alone = stored_in(plan, slot)
         slot.outer = (
             _outer(program, plan, slot)
             or _handed_on(program, plan, slot)
@@ -277,15 +279,14 @@ def name_slots(program: Program, plan: ClassPlan) -> None:
 
 def _target(plan: ClassPlan, slot: Slot) -> str:
     """The attribute that a slot of `setup` is assigned to, or what it is called otherwise."""
-    statement = plan.source.statement_of(slot.node)
     if slot.kind == "param" and not is_stored(plan, slot):
         taken = plan.taken_names | {n.attr for n in ast.walk(slot.method) if _is_set(n)}  # pyright: ignore
         name = str(slot.makings[0].name)
         while name in taken:
             name = f"{name}_"
         return name
-    if isinstance(statement, ast.Assign) and is_self(statement.targets[0]):
-        return statement.targets[0].attr  # pyright: ignore
+    if slot.stored is not None:
+        return slot.stored
     cls = slot.makings[0].cls
     return snake(cls.__name__) if cls is not None else str(slot.makings[0].name)
 

@@ -15,7 +15,7 @@ from bridge.port._rule_text import rules_of as compressed
 from bridge.rewrite.observe._records import Making, Path
 from bridge.rewrite.observe._snapshots import path_of
 from bridge.rewrite.plan._computed import Computed
-from bridge.rewrite.plan._containers import attribute_of, container_of, held_attributes
+from bridge.rewrite.plan._containers import held_attributes
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._layers import field_order
 from bridge.rewrite.plan._plans import ClassPlan, Program, Slot
@@ -75,8 +75,8 @@ class Paths:
         counts: dict[tuple[Path, str], int] = {}
         for making in self.makings:
             if id(making) in self.slots and making.owner is not None:
-                plan, slot = self.slots[id(making)]
-                held = container_of(plan, slot) if slot.method.name == "setup" else None
+                slot = self.slots[id(making)][1]
+                held = None if slot.is_alone else slot.stored
                 if slot.is_list or held is not None:
                     key = (making.owner, held or slot.attribute)
                     self.numbers[id(making)] = counts.get(key, 0)
@@ -219,17 +219,15 @@ class Paths:
     def _in_setup(self, plan: ClassPlan, slot: Slot, making: Making, name: str) -> str:
         if Computed(plan, slot.method).makes(slot):
             return slot.attribute
-        attribute = attribute_of(plan, slot)
-        if name_node(slot) is not None and slot.kind == "module" and attribute is not None:
-            return attribute
-        if slot.kind != "module" and attribute is not None:
-            return attribute
+        is_named = name_node(slot) is not None
+        if slot.stored is not None and slot.is_alone and (is_named or slot.kind != "module"):
+            return slot.stored
         containers = held_attributes(self.program, plan, slot.method)
-        held = container_of(plan, slot)
-        if name_node(slot) is not None and held is not None and containers.get(held) == "List":
+        is_held = slot.stored is not None and not slot.is_alone
+        if is_named and is_held and containers.get(str(slot.stored)) == "List":
             # The program named what is in the list, each for itself.
             place = _place_in_list(plan, slot)
-            return f"{held}.{self.numbers[id(making)] if place is None else place}"
+            return f"{slot.stored}.{self.numbers[id(making)] if place is None else place}"
         for each in containers:
             if name.startswith(f"{each}_"):
                 rest = name[len(each) + 1 :]
