@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bridge.rewrite.observe._records import Making
@@ -19,7 +19,6 @@ from bridge.rewrite.syntax._source import binding, bound_in, names_in
 from ._candidates import Candidate, Candidates
 from ._plans import ClassPlan, SizeArgument
 
-_COMBINED = 14
 # What Flax's layers take the axes of sequences and of images for, by rank and axis from behind.
 _AXES = {(3, -2): "length", (4, -2): "width", (4, -3): "height"}
 
@@ -127,13 +126,8 @@ class Sizes:
             return parts
         is_loop = bool(loops) and isinstance(loops[-1], ast.For)
         place = (makings, values, hint, loops, at, names)
-        running = self._running(*place, may_add=False) if is_loop else None
-        if running is not None:
-            return running
-        combined = self._combined(makings, values, names) if distinct > 1 else None
-        if combined is None and is_loop:
-            combined = self._running(*place, may_add=True)
-        return combined or self._argument(makings, values, hint, loops)
+        running = self._running(*place) if is_loop else None
+        return running or self._argument(makings, values, hint, loops)
 
     def _of_parts(self, makings: Any, values: Any, names: set[str]) -> str | None:
         """Sizes of as many dimensions each time, an expression for each of them."""
@@ -248,24 +242,6 @@ class Sizes:
         known += () if loops[0] in known else (loops[0],)
         return f"next({name})"
 
-    def _combined(self, makings: Any, values: Any, names: set[str]) -> str | None:
-        """A sum, product or multiple that holds in every record."""
-        tables = []
-        for making in makings:
-            best: dict[str, int] = {}
-            for each in sorted(self.candidates.at(making, names), key=lambda c: c.rank):
-                if each.text and isinstance(each.value, int):
-                    best.setdefault(each.text, each.value)
-            tables.append(best)
-        common = [text for text in tables[0] if all(text in table for table in tables)][:_COMBINED]
-        for text, function in forms(common):
-            try:
-                if all(function(t) == v for t, v in zip(tables, values, strict=True)):
-                    return text
-            except ZeroDivisionError:
-                continue
-        return None
-
     def _running(
         self,
         makings: Any,
@@ -274,8 +250,6 @@ class Sizes:
         loops: Any,
         at: Any,
         names: set[str],
-        *,
-        may_add: bool,
     ) -> str | None:
         groups: dict[Any, list[tuple[Making, Any]]] = {}
         for making, value in zip(makings, values, strict=True):
@@ -296,8 +270,6 @@ class Sizes:
         first_makings, first_values = [m for m, _ in firsts], [v for _, v in firsts]
         distinct = len({repr(v) for v in first_values})
         start = self._chosen(before, first_makings, first_values, distinct, hint)
-        if start is None and not may_add:
-            return None
         if start is None:
             start = self._add(hint, first_makings, first_values)
         loop = loops[-1]
@@ -364,31 +336,3 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return tuple(a) == tuple(b)
     return type(a) is not bool and type(b) is not bool and a == b
-
-
-def forms(texts: list[str]) -> Iterator[tuple[str, Any]]:
-    """Expressions of the sizes with these texts, each with what computes it from their values."""
-
-    def product(a: str, b: str) -> Any:
-        return lambda t: t[a] * t[b]
-
-    def total(a: str, b: str) -> Any:
-        return lambda t: t[a] + t[b]
-
-    def multiple(a: str, k: int) -> Any:
-        return lambda t: t[a] * k
-
-    def part(a: str, k: int) -> Any:
-        return lambda t: t[a] // k if t[a] % k == 0 else None
-
-    texts = [text for text in texts if not text.isdecimal()] + [t for t in texts if t.isdecimal()]
-    for text in texts:
-        if text.isdecimal():
-            continue
-        for k in (2, 3, 4, 8, 16):
-            yield f"{k} * {text}", multiple(text, k)
-            yield f"{text} // {k}", part(text, k)
-    for a, b in itertools.combinations_with_replacement(texts, 2):
-        yield f"{a} + {b}", total(a, b)
-        if not a.isdecimal() and not b.isdecimal():
-            yield f"{a} * {b}", product(a, b)
