@@ -16,7 +16,7 @@ from bridge.rewrite.plan._method_plans import MethodPlan
 from bridge.rewrite.plan._options import STACKS
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, bound_in, is_self
+from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, arguments_of, bound_in, is_self
 
 from ._dead import RAISES, dead_blocks, in_place_of
 from ._function_edits import function_edits
@@ -300,9 +300,8 @@ class Calls:
         if self.method.node.name != "__call__":
             raise NotRewritableError("mode-method", self.method.node)
         given = self.method.node.args
-        last = [*given.posonlyargs, *given.args, *given.kwonlyargs]
-        ends = [self.source.end(each) for each in last]
-        ends += [self.source.end(d) for d in (*given.defaults, *given.kw_defaults) if d]
+        parts = [part for each in arguments_of(self.method.node).items() for part in each]
+        ends = [self.source.end(each) for each in parts if each is not None]
         if given.vararg:
             ends.append(self.source.end(given.vararg))
         if given.kwarg:

@@ -19,6 +19,7 @@ from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import (
     Edit,
+    arguments_of,
     bound_in,
     is_docstring,
     is_import,
@@ -204,15 +205,10 @@ class ClassText:
             self.edits.append(self.source.lines_of(decorator))
 
     def _annotations(self, method: ast.FunctionDef) -> None:
-        given = method.args
-        for each in (*given.posonlyargs, *given.args, *given.kwonlyargs):
-            if each.annotation is not None:
-                self.edits += self.references.edits(each.annotation)
-        for default in (*given.defaults, *given.kw_defaults):
-            if default is not None:
-                self.edits += self.references.edits(default)
-        if method.returns is not None:
-            self.edits += self.references.edits(method.returns)
+        given = arguments_of(method)
+        for each in (*(each.annotation for each in given), *given.values(), method.returns):
+            if each is not None:
+                self.edits += self.references.edits(each)
 
     def _delete(self, node: ast.stmt) -> None:
         """Takes away a statement with its comments, and the blank lines behind it."""

@@ -11,7 +11,7 @@ from bridge.rewrite.plan._method_plans import MethodPlan, SetupPlan, method_plan
 from bridge.rewrite.plan._plans import Program, Written
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, indented, names_in
+from bridge.rewrite.syntax._source import Edit, arguments_of, bound_in, indented, names_in
 
 from ._calls import Calls
 from ._lines import as_text
@@ -124,17 +124,11 @@ class FunctionText:
 
     def _argument(self, name: str) -> str:
         """An argument as the function has it."""
-        given = self.node.args
-        every = [*given.posonlyargs, *given.args]
-        node = next(a for a in (*every, *given.kwonlyargs) if a.arg == name)
-        defaults = dict(zip([a.arg for a in every][::-1], given.defaults[::-1], strict=False))
-        defaults |= {
-            a.arg: d for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d
-        }
+        node, value = next(each for each in arguments_of(self.node).items() if each[0].arg == name)
         text = self.source.render(node, list(self.references.edits(node)))
-        if name not in defaults:
+        if value is None:
             return text
-        default = self.source.render(defaults[name], list(self.references.edits(defaults[name])))
+        default = self.source.render(value, list(self.references.edits(value)))
         return f"{text} = {default}" if node.annotation else f"{text}={default}"
 
     def _function(self, method: SetupPlan) -> Written:

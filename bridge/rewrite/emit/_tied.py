@@ -11,7 +11,7 @@ from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
-from bridge.rewrite.syntax._source import Edit, is_self, names_in, set_in
+from bridge.rewrite.syntax._source import Edit, arguments_of, is_self, names_in, set_in
 
 from ._dead import is_never_called
 
@@ -225,11 +225,8 @@ class Applied:
         if call is None:
             return
         names = [each.arg for each in call.args.args]
-        defaults = dict(zip(names[::-1], call.args.defaults[::-1], strict=False))
-        defaults |= {
-            a.arg: d for a, d in zip(call.args.kwonlyargs, call.args.kw_defaults, strict=True) if d
-        }
-        known = {n: d.value for n, d in defaults.items() if isinstance(d, ast.Constant)}
+        defaults = arguments_of(call).items()
+        known = {each.arg: d.value for each, d in defaults if isinstance(d, ast.Constant)}
         for each in instance.uses:
             if each.method == "__call__":
                 given = dict(zip(names[1:], each.args, strict=False))

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from bridge.rewrite.observe._records import Instance, Making, Shape
 from bridge.rewrite.syntax._evaluate import is_size
-from bridge.rewrite.syntax._source import binding, names_in
+from bridge.rewrite.syntax._source import binding, names_in, only_value
 from bridge.rewrite.syntax._taint import Taint
 
 from ._function_plans import FunctionPlan
@@ -170,10 +170,9 @@ class Candidates:
         """The expression of the method that made the partial which a name stands for."""
         if not isinstance(function, ast.Name):
             return None
-        value, bound = making.env.get(function.id), binding(self.method, function.id)
-        if not isinstance(value, functools.partial) or len(bound) != 1:
+        value, call = making.env.get(function.id), only_value(self.method, function.id)
+        if not isinstance(value, functools.partial):
             return None
-        call = bound[0].value if isinstance(bound[0], ast.Assign) else None
         if isinstance(call, ast.Call) and all(
             len(binding(self.method, name)) <= 1 for name in names_in(call)
         ):

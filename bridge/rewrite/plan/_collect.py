@@ -16,7 +16,7 @@ from flax import linen as nn
 from bridge._train_eval import MODE_FIELDS
 from bridge.rewrite._failures import said
 from bridge.rewrite.observe._records import Records
-from bridge.rewrite.syntax._source import Source, is_free, is_self, source_of
+from bridge.rewrite.syntax._source import Source, is_free, is_self, origins, source_of
 
 from ._class_fields import fields_of, module_default
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
@@ -274,16 +274,9 @@ def _modes(program: Program) -> None:
 
 def _of_partials(program: Program, plan: ClassPlan, slot: Slot) -> list[ast.keyword]:
     """What the partial that a slot calls is given by name, where the method makes it."""
-    called: Any = slot.node.func
-    assigned = ast.walk(slot.method) if isinstance(called, ast.Name) else ()
-    values = [
-        each.value
-        for each in assigned
-        if isinstance(each, ast.Assign)
-        if any(isinstance(t, ast.Name) and t.id == called.id for t in each.targets)
-    ]
     references = references_of(program, plan)
-    calls = [each for each in (called, *values) if isinstance(each, ast.Call) and each.args]
+    found = origins(slot.method, slot.node.func)
+    calls = [each for each in found if isinstance(each, ast.Call) and each.args]
     return [k for call in calls if references.is_partial(call) for k in call.keywords]
 
 

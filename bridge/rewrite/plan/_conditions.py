@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge.rewrite.observe._records import Making, Site
-from bridge.rewrite.syntax._source import bound_in, span_of
+from bridge.rewrite.syntax._source import bound_in, only_value, span_of
 
 from ._method import Method
 from ._plans import Slot
@@ -56,19 +56,9 @@ class Conditions:
             return self._of_call(node, slots)
 
     def _written(self, test: ast.expr) -> ast.expr:
-        """What a condition's name was set to, if that happens once and not in a loop."""
-        if not isinstance(test, ast.Name):
-            return test
-        found = [
-            each
-            for each in ast.walk(self.method.node)
-            if isinstance(each, ast.stmt) and test.id in _own_targets(each)
-        ]
-        if len(found) != 1 or found[0] not in self.method.node.body:
-            return test
-        (statement,) = found
-        is_plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
-        return statement.value if is_plain and isinstance(statement, ast.Assign) else test
+        """What a condition's name was set to, if that happens once and not in a block."""
+        value = only_value(self.method.node, test.id) if isinstance(test, ast.Name) else None
+        return test if value is None else value
 
     def _of_call(self, node: ast.If | ast.IfExp, slots: Sequence[Slot]) -> None:
         """A branch that an argument of the call decides: its layers are always there."""
@@ -109,13 +99,3 @@ class Conditions:
         if not found:
             raise NotRewritableError("condition-unseen", node)
         return found
-
-
-def _own_targets(statement: ast.stmt) -> set[str]:
-    """The names that a statement binds itself, and not a block in it."""
-    targets: list[ast.expr] = []
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AnnAssign | ast.AugAssign | ast.For):
-        targets = [statement.target]
-    return set().union(set(), *(bound_in(each) for each in targets))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 
-from bridge.rewrite.syntax._source import Edit, bound_in, is_self, names_in
+from bridge.rewrite.syntax._source import Edit, is_self, names_in, only_value
 
 from ._method import Method
 from ._plans import Slot
@@ -75,15 +75,14 @@ def _is_callee(method: Method, node: ast.AST) -> bool:
 
 def _without_locals(method: Method, node: ast.expr) -> list[Edit] | None:
     """Edits that put `self.config` in the place of a local `config`; None if that is not all."""
-    bound = [each for each in ast.walk(method.node) if isinstance(each, ast.Assign)]
     edits = []
     for each in ast.walk(node):
         if not isinstance(each, ast.Name) or each.id not in method.taint.pure:
             continue
-        values = [own.value for own in bound if each.id in bound_in(own)]
-        if len(values) != 1 or names_in(values[0]) != {"self"} or not _is_plain(values[0]):
+        value = only_value(method.node, each.id)
+        if value is None or names_in(value) != {"self"} or not _is_plain(value):
             return None
-        edits.append(method.source.edit(each, method.source.render(values[0])))
+        edits.append(method.source.edit(each, method.source.render(value)))
     return edits
 
 

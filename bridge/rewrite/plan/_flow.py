@@ -20,7 +20,7 @@ from flax import linen as nn
 
 from bridge.rewrite.observe._records import Making, Shape
 from bridge.rewrite.syntax._evaluate import KNOWN_CALLS
-from bridge.rewrite.syntax._source import Source, bound_in, is_self, items_of
+from bridge.rewrite.syntax._source import Source, bound_in, is_self, items_of, only_value
 from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._plans import Slot
@@ -1135,7 +1135,7 @@ class Flow:
                 part = self._of_field(node, slot)
             elif isinstance(node, ast.Name) and node.id in KNOWN_CALLS:
                 continue
-            elif isinstance(node, ast.Name) and (value := _only_value(size.source, node)):
+            elif isinstance(node, ast.Name) and (value := _value_of(size.source, node)):
                 local = Computed((), value, (), size.source)
                 part = self._in_words_of_caller(local, names, slot, given)
             elif isinstance(node, (*_COMPUTING, *_OPERATORS, *_READING, ast.Call, ast.Constant)):
@@ -1228,19 +1228,10 @@ def bound_in_all(statements: Sequence[ast.stmt]) -> set[str]:
     }
 
 
-def _only_value(source: Source, name: ast.Name) -> ast.expr | None:
-    """What a local variable is set to, if that happens once and outside of loops."""
+def _value_of(source: Source, name: ast.Name) -> ast.expr | None:
+    """The expression that a local variable stands for, None if it is none."""
     method = next((a for a in source.ancestors(name) if isinstance(a, ast.FunctionDef)), None)
-    found = [
-        each
-        for each in (ast.walk(method) if method is not None else ())
-        if isinstance(each, ast.stmt | ast.arg)
-        and name.id in {*bound_in(each), getattr(each, "arg", "")}
-    ]
-    is_one = len(found) == 1 and method is not None and found[0] in method.body
-    own = found[0] if is_one else None
-    is_plain = isinstance(own, ast.Assign) and isinstance(own.targets[0], ast.Name)
-    return own.value if is_plain and isinstance(own, ast.Assign) else None
+    return None if method is None else only_value(method, name.id)
 
 
 def _loaded(target: ast.expr) -> str:

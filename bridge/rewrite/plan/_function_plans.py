@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import itertools
 
-from bridge.rewrite.syntax._source import Source, bound_in, names_in
+from bridge.rewrite.syntax._source import Source, arguments_of, bound_in, names_in
 from bridge.rewrite.syntax._taint import Taint
 
 from ._plans import ClassPlan, Program, Slot
@@ -55,8 +55,7 @@ class FunctionPlan(ClassPlan):
     @property
     def arguments(self) -> list[str]:
         """The names of the arguments."""
-        given = self.function.args
-        return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+        return [each.arg for each in arguments_of(self.function)]
 
     @property
     def rest(self) -> str | None:
@@ -137,7 +136,7 @@ def _local_names(source: Source, node: ast.FunctionDef) -> set[str]:
     for each in source.ancestors(node):
         if isinstance(each, ast.FunctionDef):
             own = (each.args.vararg, each.args.kwarg)
-            given = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs, *own]
+            given = [*arguments_of(each), *own]
             found |= {argument.arg for argument in given if argument is not None}
             found |= set().union(*map(bound_in, each.body))
     return found

@@ -13,7 +13,7 @@ from typing import Any
 from flax import linen as nn
 
 from bridge.rewrite.observe._records import Making, Site
-from bridge.rewrite.syntax._source import is_docstring, is_self, names_in
+from bridge.rewrite.syntax._source import arguments_of, is_docstring, is_self, names_in
 
 from ._plans import ClassPlan, Program
 from ._references import References
@@ -74,9 +74,9 @@ def _call(
         return None
     if not is_self(node.func, method.name) or any(k.arg is None for k in node.keywords):
         return None
-    own = [*method.args.posonlyargs, *method.args.args, *method.args.kwonlyargs]
+    own = arguments_of(method)
     names = [each.arg for each in own]
-    given: dict[str, ast.expr] = dict(zip(names[::-1], method.args.defaults[::-1], strict=False))
+    given: dict[str, Any] = {each.arg: default for each, default in own.items() if default}
     if method.args.kwonlyargs:
         return None
     given |= dict(zip(names[1:], node.args, strict=False))

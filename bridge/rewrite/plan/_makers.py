@@ -11,13 +11,13 @@ import ast
 import inspect
 import pathlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from flax import linen as nn
 
 from bridge._train_eval import MODE_FIELDS
-from bridge.rewrite.syntax._source import is_self, names_in, source_of
+from bridge.rewrite.syntax._source import arguments_of, is_self, names_in, origins, source_of
 
 from ._layers import layer_of
 from ._plans import ClassPlan, Maker, Program
@@ -73,7 +73,7 @@ def _maker(program: Program, function: Any) -> Maker | None:
         if isinstance(each, ast.Call) and each.args and references.is_partial(each)
     ]
     modes = [(each, k) for each in partials for k in each.keywords if k.arg in MODE_FIELDS]
-    given = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+    given = {each.arg for each in arguments_of(node)}
     texts = {(k.arg, ast.unparse(k.value)) for _, k in modes}
     names = set[str]().union(*(names_in(k.value) for _, k in modes))
     inner = {id(each) for _, k in modes for each in ast.walk(k.value)}
@@ -118,35 +118,6 @@ def _names_linen(references: References, function: ast.FunctionDef) -> bool:
     return False
 
 
-def origins(
-    function: ast.AST, node: ast.expr, inside: Collection[ast.AST] = ()
-) -> Iterator[ast.expr]:
-    """The expressions in a function that another one may get its value from.
-
-    Args:
-        function: where the expression is.
-        node: the expression.
-        inside: the assignments that were followed.
-    """
-    if isinstance(node, ast.IfExp):
-        yield from origins(function, node.body, inside)
-        yield from origins(function, node.orelse, inside)
-        return
-    if not isinstance(node, ast.Name):
-        yield node
-        return
-    assigned = [
-        each
-        for each in ast.walk(function)
-        if isinstance(each, ast.Assign) and each not in inside
-        if any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
-    ]
-    for each in assigned:
-        yield from origins(function, each.value, {*inside, each})
-    if not assigned:
-        yield node
-
-
 def _bound(maker: Maker, node: ast.Call) -> dict[str, ast.AST] | None:
     """The arguments of a call by name, each as a node of the call; None if it has a star."""
     if any(isinstance(each, ast.Starred) for each in node.args):
@@ -181,19 +152,13 @@ def modes_in_call(
         text_of: an expression as the call has it.
     """
     given = _bound(maker, node) or {}
-    arguments = maker.function.args
-    defaults = dict(
-        zip([a.arg for a in arguments.args][::-1], arguments.defaults[::-1], strict=False)
-    )
-    defaults |= {
-        a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d
-    }
+    defaults = {each.arg: default for each, default in arguments_of(maker.function).items()}
 
     def text(name: str) -> str:
         value: Any = given.get(name)
         value = value.value if isinstance(value, ast.keyword) else value
         if value is None:
-            return maker.source.render(defaults[name])
+            return maker.source.render(defaults[name])  # pyright: ignore
         is_simple = isinstance(value, ast.Name | ast.Constant | ast.Attribute)
         return text_of(value) if is_simple else f"({text_of(value)})"
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.linen import partitioning
 
-from bridge.rewrite.syntax._source import FUNCTIONS, Edit, Source, bound_in, is_free
+from bridge.rewrite.syntax._source import FUNCTIONS, Edit, Source, is_free, origins
 
 from ._layers import field_order, layer_of
 from ._plans import ClassPlan, Program
@@ -149,10 +149,7 @@ class References:
     def makes_layer(self, function: ast.expr) -> bool:
         """Whether what is called is a class of layers, or a name of one or of a partial of one."""
         own = next((a for a in self.source.ancestors(function) if isinstance(a, FUNCTIONS)), None)
-        named = [function]
-        if isinstance(function, ast.Name) and own is not None:
-            bound = [each for each in ast.walk(own) if isinstance(each, ast.Assign)]
-            named += [each.value for each in bound if function.id in bound_in(each.targets[0])]
+        named = [function, *(origins(own, function) if own is not None else ())]
         for each in named:
             # What is behind a choice and a partial is looked at in its turn.
             if isinstance(each, ast.IfExp):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
-from bridge.rewrite.syntax._source import binding, names_in
+from bridge.rewrite.syntax._source import binding, names_in, only_value
 from bridge.rewrite.syntax._taint import Taint
 
 
@@ -56,7 +56,7 @@ def _factors(node: ast.expr, taint: Taint) -> list[ast.expr]:
 
 
 def written_tuple(
-    function: ast.AST,
+    function: ast.FunctionDef,
     node: ast.AST,
     namespace: Mapping[str, Any],
     makings: Sequence[Making],
@@ -74,8 +74,8 @@ def written_tuple(
     Returns:
         None if it is no such name, or what the tuple is made of got another value since.
     """
-    value = _tuple_of(function, node)
-    if value is None or not makings or makings[0].is_cache:
+    value = only_value(function, node.id) if isinstance(node, ast.Name) else None
+    if not isinstance(value, ast.Tuple) or not makings or makings[0].is_cache:
         return None
     for making in makings:
         try:
@@ -88,13 +88,3 @@ def written_tuple(
         if now != making.env.get(node.id):  # pyright: ignore
             return None
     return value
-
-
-def _tuple_of(function: ast.AST, node: ast.AST) -> ast.Tuple | None:
-    if not isinstance(node, ast.Name):
-        return None
-    bound = binding(function, node.id)
-    if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
-        return None
-    value = bound[0].value
-    return value if isinstance(value, ast.Tuple) else None

@@ -12,12 +12,13 @@ import ast
 import functools
 import pathlib
 from collections.abc import Collection, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from bridge.rewrite.observe._records import Span
 
 COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class Edit(NamedTuple):
@@ -204,6 +205,50 @@ def binding(function: ast.AST, name: str) -> list[ast.stmt]:
     ]
 
 
+def only_value(function: FunctionNode, name: str) -> ast.expr | None:
+    """What a name is set to, if that happens once, and in no block; None for an argument."""
+    bound = binding(function, name)
+    own = bound[0] if len(bound) == 1 else None
+    is_plain = isinstance(own, ast.Assign) and isinstance(own.targets[0], ast.Name)
+    if not is_plain or name in {each.arg for each in arguments_of(function)}:
+        return None
+    return own.value if isinstance(own, ast.Assign) else None
+
+
+def origins(
+    function: ast.AST, node: ast.expr, inside: Collection[ast.AST] = ()
+) -> Iterator[ast.expr]:
+    """The expressions in a function that another one may get its value from.
+
+    Args:
+        function: where the expression is.
+        node: the expression.
+        inside: the assignments that were followed: `block = nn.remat(block)` names itself.
+    """
+    if isinstance(node, ast.IfExp):
+        yield from origins(function, node.body, inside)
+        yield from origins(function, node.orelse, inside)
+        return
+    assigned = [
+        each
+        for each in (ast.walk(function) if isinstance(node, ast.Name) else ())
+        if isinstance(each, ast.Assign) and each not in inside
+        if any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)  # pyright: ignore
+    ]
+    for each in assigned:
+        yield from origins(function, each.value, {*inside, each})
+    if not assigned:
+        yield node
+
+
+def arguments_of(function: FunctionNode) -> dict[ast.arg, ast.expr | None]:
+    """The arguments of a function with their defaults, but for `*` and `**`."""
+    given = function.args
+    by_place = [*given.posonlyargs, *given.args]
+    defaults = [*[None] * (len(by_place) - len(given.defaults)), *given.defaults]
+    return dict(zip([*by_place, *given.kwonlyargs], [*defaults, *given.kw_defaults], strict=True))
+
+
 def is_fixed(node: ast.AST) -> bool:
     """Whether an expression is True or False."""
     return isinstance(node, ast.Constant) and isinstance(node.value, bool)
@@ -316,10 +361,9 @@ def is_shadowed(source: Source, node: ast.AST, name: str, method: ast.AST) -> bo
     for each in source.ancestors(node):
         if each is method:
             return False
-        if isinstance(each, ast.FunctionDef | ast.Lambda):
-            given = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
-            if any(argument.arg == name for argument in given):
-                return True
+        is_function = isinstance(each, ast.FunctionDef | ast.Lambda)
+        if is_function and name in {argument.arg for argument in arguments_of(each)}:
+            return True
     return False
 
 

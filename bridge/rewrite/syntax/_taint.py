@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from bridge._train_eval import MODE_FIELDS
 
 from ._dimensions import Dimensions
-from ._source import bound_in, grown_name, is_growth, is_self, names_in
+from ._source import arguments_of, bound_in, grown_name, is_growth, is_self, names_in
 
 # Functions whose result has the items of what they are given.
 SAME_ITEMS = ("reversed", "list", "tuple")
@@ -55,7 +55,7 @@ class Taint:
         self.mode_fields = set(mode_fields)
         self.moved = set(moved)
         given = method.args
-        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+        arguments = [*arguments_of(method)]
         self.arguments = [each.arg for each in arguments if each.arg != "self"]
         arguments += [each for each in (given.vararg, given.kwarg) if each]
         self.names = {each.arg for each in arguments} - {"self", *known}
@@ -120,8 +120,7 @@ def _inner_arguments(method: ast.FunctionDef, slots: set[ast.AST]) -> Iterator[s
         if not isinstance(each, ast.FunctionDef | ast.Lambda) or each is method:
             continue
         if any(inner in slots for inner in ast.walk(each)):
-            own = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
-            yield from (a.arg for a in own if a.arg != "self")
+            yield from (a.arg for a in arguments_of(each) if a.arg != "self")
 
 
 def _bindings(method: ast.FunctionDef) -> Iterator[tuple[ast.AST, set[str]]]:

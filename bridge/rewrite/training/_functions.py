@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import is_docstring
+from bridge.rewrite.syntax._source import arguments_of, is_docstring
 
 from ._calls import Calls
 from ._changes import Before, Dropped, Part, Removed, separated
@@ -113,8 +113,7 @@ class Body(Calls):
         name = getattr(self.node, "name", "<lambda>")
         place = Place(self.source.file, first_line(self.node), name)
         kinds = self.program.kinds.get(place, {})
-        given = self.node.args
-        for each in [*given.posonlyargs, *given.args, *given.kwonlyargs]:
+        for each in arguments_of(self.node):
             kind = kinds.get(each.arg, Kind.OTHER)
             if kind is Kind.PARAMS and not self._is_applied(each.arg):
                 # Gradients look like parameters.
@@ -135,12 +134,7 @@ class Body(Calls):
             yield each.arg, kind
 
     def _dropped(self, node: ast.arg) -> Dropped:
-        given = self.node.args
-        defaults = dict(
-            zip(reversed([*given.posonlyargs, *given.args]), reversed(given.defaults), strict=False)
-        )
-        given_by_name = dict(zip(given.kwonlyargs, given.kw_defaults, strict=True))
-        return Dropped(node, defaults.get(node) or given_by_name.get(node) or node)
+        return Dropped(node, arguments_of(self.node)[node] or node)
 
     def _is_applied(self, name: str) -> bool:
         """Whether an argument is given to the model as its parameters."""
