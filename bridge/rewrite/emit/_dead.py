@@ -124,8 +124,7 @@ def is_never_called(method: Method, node: ast.Call) -> bool:
     if not any(isinstance(a, ast.If) and names_in(a.test) & given for a in around):
         return False
     slots = [slot for slot in method.plan.slots.values() if slot.is_attribute(name)]
-    instances = method.program.records.instances
-    made = [instances.get((m.run, m.path or ())) for slot in slots for m in slot.makings]
+    made = [method.program.records.made_by(m) for slot in slots for m in slot.makings]
     return (
         bool(slots)
         and all(slot.kind == "module" for slot in slots)

@@ -167,7 +167,7 @@ class Applied:
         every = [node for node in self._nodes if is_self(node, slot.stored)]
         uses = [each for each in every if isinstance(each.ctx, ast.Load)]  # pyright: ignore
         parents = [self.source.parents[each] for each in uses]
-        called = [self._records.instances.get((m.run, m.path or ())) for m in slot.makings]
+        called = [*map(self._records.made_by, slot.makings)]
         return all(
             isinstance(parent, ast.Call) and parent.func is use
             for use, parent in zip(uses, parents, strict=True)

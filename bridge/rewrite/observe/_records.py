@@ -299,6 +299,10 @@ class Records:
             found[path] = [*found.get(path, []), *own]
         return found
 
+    def made_by(self, making: Making) -> Instance | None:
+        """What a making made, None if the model has it not, as one that a call alone made."""
+        return self.instances.get((making.run, making.path)) if making.path else None
+
     def of_class(self, cls: type) -> list[Instance]:
         """The instances of a class and of its subclasses."""
         return [each for each in self.instances.values() if issubclass(each.cls, cls)]

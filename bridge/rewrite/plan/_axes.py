@@ -9,7 +9,7 @@ from typing import Any
 from flax import linen as nn
 
 from bridge._conversion.collections import OUTPUTS
-from bridge.rewrite.observe._records import Lifted, Path, Records, below
+from bridge.rewrite.observe._records import Lifted, Making, Path, Records, below
 
 from ._refusals import NotRewritableError
 from ._variables import type_text
@@ -117,7 +117,7 @@ class Axes:
             for making in self.records.makings:
                 own = making.path if making.kind == "module" else making.owner
                 if making.run == run and own is not None and own[: len(path)] == path:
-                    found |= _streams(making)
+                    found |= streams_of(making)
         return found
 
 
@@ -142,13 +142,14 @@ def axis_texts(call: ast.AST | None, text: Callable[[ast.expr], str]) -> dict[st
     return found
 
 
-def _streams(making: Any) -> set[str]:
+def streams_of(making: Making) -> set[str]:
+    """The streams that what was made draws from in training."""
     made = making.made
     if making.kind == "make_rng":
         return {str(made.get("name", "params"))}
     if making.kind != "module":
         return set()
-    if making.cls is nn.Dropout and made.get("rate"):
+    if issubclass(making.cls or nn.Module, nn.Dropout) and made["rate"]:
         return {str(made.get("rng_collection", "dropout"))}
     return {"dropout"} if made.get("dropout_rate") else set()
 

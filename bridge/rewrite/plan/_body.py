@@ -192,8 +192,8 @@ class Slice:
 
         def called(slot: Slot) -> int:
             making = slot.makings[0]
-            instance = records.instances.get((making.run, making.path or ()))
-            calls = instance.calls if instance is not None and making.path else ()
+            instance = records.made_by(making)
+            calls = instance.calls if instance is not None else ()
             return calls[0].began if calls and len(classes) == len(slots) else making.order
 
         return sorted(slots, key=called)

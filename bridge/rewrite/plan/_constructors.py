@@ -273,7 +273,7 @@ class Constructor:
     def _makes_in_call(self, making: Making) -> bool:
         """Whether a function that a layer calls makes a module in it, as an `attention_fn` may."""
         records = self.program.records
-        instance = records.instances.get((making.run, making.path or ()))
+        instance = records.made_by(making)
         return instance is not None and any(
             each.owner is None
             and (each.run, (each.path or ())[:-1]) == (making.run, making.path)
@@ -285,7 +285,7 @@ class Constructor:
         layer = self.program.layer_of(self.program.records.base_of(making.cls))
         if layer is None or making.path is None:
             return None
-        instance = self.program.records.instances.get((making.run, making.path))
+        instance = self.program.records.made_by(making)
         if instance is None:
             instance = Instance(making.run, making.path, type(None), dict(making.made))
         size = layer.sizes.get(name) or layer.carried[name]
@@ -339,7 +339,7 @@ class Constructor:
             return None
         own = name.removesuffix("_features")
         for making, value in records:
-            instance = self.program.records.instances.get((making.run, making.path or ()))
+            instance = self.program.records.made_by(making)
             call = next(iter(instance.uses if instance is not None else ()), None)
             if call is None:
                 return None

@@ -35,7 +35,7 @@ def check_keywords(method: Method, slot: Slot) -> None:
         LayerNotRewritableError: another layer takes one.
     """
     for making in slot.makings:
-        instance = method.program.records.instances.get((making.run, making.path or ()))
+        instance = method.program.records.made_by(making)
         given = {name for call in (instance.calls if instance else ()) for name in call.kwargs}
         for layer in list(making.made["layers"])[1:] if given else ():
             for name in sorted(given & _taken(layer, given)):

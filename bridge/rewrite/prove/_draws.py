@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax import nnx
 from jax.extend import random as generators
 
+from bridge.rewrite.plan._axes import streams_of
 from bridge.rewrite.plan._plans import Program
 
 _WIDTHS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}
@@ -70,18 +70,7 @@ def streams(program: Program) -> dict[str, jax.Array]:
 
 def draws(program: Program) -> bool:
     """Whether a model draws keys when it is in training."""
-    for making in program.records.makings:
-        if (
-            making.kind == "make_rng"
-            or (
-                making.cls is not None
-                and issubclass(making.cls, nn.Dropout)
-                and making.made["rate"]
-            )
-            or (making.kind == "module" and making.made.get("dropout_rate"))
-        ):
-            return True
-    return False
+    return any(map(streams_of, program.records.makings))
 
 
 def drawn_in_calls(program: Program) -> list[str]:

@@ -70,10 +70,9 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
 
 def _has_unmade(program: Program, plan: ClassPlan) -> bool:
     """Whether a class has layers that no run made, or weights that none used."""
-    instances = program.records.instances
     for slot in plan.slots.values():
         # A layer of `setup` that was never called has no weights.
-        made = [instances.get((making.run, making.path or ())) for making in slot.makings]
+        made = [*map(program.records.made_by, slot.makings)]
         if slot.kind == "module" and not any(each and each.calls for each in made):
             return True
     lines = program.records.lines.get(plan.source.file, set())

@@ -381,8 +381,8 @@ def items_of(
         parts = target.elts if isinstance(target, ast.Tuple) else []
         if values.func.id == "enumerate" and len(parts) == 2:
             yield from items_of(parts[1], values.args[0], through)
-        elif values.func.id == "zip":
-            for part, each in zip(parts, values.args, strict=False):
+        elif values.func.id == "zip" and len(parts) == len(values.args):
+            for part, each in zip(parts, values.args, strict=True):
                 yield from items_of(part, each, through)
         elif values.func.id in through and len(values.args) == 1:
             yield from items_of(target, values.args[0], through)

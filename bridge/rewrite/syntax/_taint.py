@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from bridge._train_eval import MODE_FIELDS
 
 from ._dimensions import Dimensions
-from ._source import arguments_of, bound_in, grown_name, is_growth, is_self, names_in
+from ._source import arguments_of, bound_in, grown_name, is_growth, is_self, items_of, names_in
 
 # Functions whose result has the items of what they are given.
 SAME_ITEMS = ("reversed", "list", "tuple")
@@ -151,25 +151,11 @@ def _bindings(method: ast.FunctionDef) -> Iterator[tuple[ast.AST, set[str]]]:
                 yield _Free(node), {node.name}
 
 
-def _loop(target: ast.AST, values: ast.expr) -> Iterator[tuple[ast.AST, set[str]]]:
+def _loop(target: ast.expr, values: ast.expr) -> Iterator[tuple[ast.AST, set[str]]]:
     """`for i, x in enumerate(xs)` binds `i` to nothing of `xs`."""
-    if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
-        if values.func.id == "enumerate" and isinstance(target, ast.Tuple):
-            yield ast.Constant(0), bound_in(target.elts[0])
-            yield from _loop(target.elts[1], values.args[0])
-            return
-        if (
-            values.func.id == "zip"
-            and isinstance(target, ast.Tuple)
-            and len(target.elts) == len(values.args)
-        ):
-            for each, own in zip(target.elts, values.args, strict=True):
-                yield from _loop(each, own)
-            return
-        if values.func.id in SAME_ITEMS and len(values.args) == 1:
-            yield from _loop(target, values.args[0])
-            return
-    yield values, bound_in(target)
+    items = [(own, bound_in(item)) for item, own in items_of(target, values, SAME_ITEMS)]
+    yield from items
+    yield ast.Constant(0), bound_in(target).difference(*(names for _, names in items))
 
 
 def _unpacked(target: ast.AST, value: ast.expr) -> Iterator[tuple[ast.AST, set[str]]]:
