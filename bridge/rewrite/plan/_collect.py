@@ -70,8 +70,9 @@ def inside_of(roots: Iterable[type]) -> Callable[[str], bool]:
 def collect(records: Records, inside: Callable[[str], bool]) -> Program:
     """Plans for all classes that were reached, the classes that others make first."""
     program = Program(records, {}, {})
-    reached = {i.cls for i in records.instances.values()}
-    reached |= {m.cls for m in records.makings if m.kind == "module" and m.cls is not None}
+    made = [m.cls for m in records.makings if m.kind == "module" and m.cls is not None]
+    # Functions of one name in two classes stay in the order in which they ran.
+    reached = dict.fromkeys([*(i.cls for i in records.instances.values()), *made])
     ordered = sorted(reached, key=lambda c: (c.__module__, c.__qualname__))
     for cls in dict.fromkeys(base for each in ordered for base in each.__mro__):
         if cls in program.plans or not issubclass(cls, nn.Module) or cls in _BASES:
