@@ -1061,6 +1061,34 @@ class Model(nn.Module):
 """,
         [{"width": 8}, {"out": 8}, {"width": 6, "out": 5}],
     ),
+    "shortcuts with a projection where strides differ, or sizes that no run had": Program(
+        """
+class Block(nn.Module):
+    width: int
+    strides: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.Conv(self.width, (3,), self.strides)(x)
+        if x.shape != y.shape:
+            x = nn.Conv(self.width, (1,), self.strides, name="projection")(x)
+        return nn.relu(x + y)
+
+
+class Model(nn.Module):
+    widths: Sequence[int] = (4, 4)
+    strides: Sequence[int] = (1, 2)
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(x)
+        for width, strides in zip(self.widths, self.strides):
+            x = Block(width, strides)(x)
+        return nn.Dense(2)(x.mean(1))
+""",
+        [{"widths": (4, 6), "strides": (1, 1)}, {"widths": (5, 5), "strides": (2, 1)}],
+        inputs=((2, 8, 3),),
+    ),
     "sizes that a match chooses": Program(
         """
 class Model(nn.Module):

@@ -35,18 +35,14 @@ def predicate(method: Method, test: ast.expr, records: Sequence[Making]) -> str 
     if len(set(outcomes)) < 2:
         return None
     last = _last_dimensions(test, spaces)
-    differ = None if last is None else [a != b for a, b in zip(*last, strict=True)]
-    known = list(_known(method, test, records, outcomes))
-    if differ == outcomes and last is not None:
+    differ = [a != b for a, b in zip(*last, strict=True)] if last else [False] * len(outcomes)
+    if last is not None and differ == outcomes:
         return _comparison(method, test, records, last)
-    for text, values in known:
-        if values == outcomes:
-            return text
-    if differ is None or last is None:
-        return None
-    for text, values in known:
+    for text, values in _known(method, test, records, outcomes):
         if [a or b for a, b in zip(values, differ, strict=True)] == outcomes:
-            return f"{text} or {_comparison(method, test, records, last)}"
+            # Shapes differ where their last dimensions do, also if no run had that.
+            other = None if last is None else _comparison(method, test, records, last)
+            return text if other is None else f"{text} or {other}"
     return None
 
 
@@ -86,10 +82,14 @@ def _last_dimensions(test: ast.expr, spaces: Any) -> tuple[list[int], list[int]]
     return found
 
 
-def _comparison(method: Method, test: ast.expr, records: Any, last: Any) -> str:
-    texts = (method.solve(records, values, "features", (), test) for values in last)
+def _comparison(method: Method, test: Any, records: Any, last: Any) -> str | None:
+    """The last dimensions of two shapes, compared; None where both have the same expression."""
+    texts = [
+        method.kept.last_of(side) or method.solve(records, values, "features", (), test)
+        for side, values in zip((test.left, test.comparators[0]), last, strict=True)
+    ]
     one, other = (operand(text, ast.Compare) for text in texts)
-    return f"{one} != {other}"
+    return None if one == other else f"{one} != {other}"
 
 
 def _known(
