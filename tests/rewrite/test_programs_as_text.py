@@ -500,7 +500,7 @@ def test_a_layer_with_a_promotion_of_its_own_stays_linen(rewritten):
     assert found.result.is_proven, str(found.result)
     (each,) = found.result.classes
     assert each.level == "proven"
-    assert "dense_0 stays Linen: nnx.Linear has no promote_dtype" in each.notes[0]
+    assert "dense_0 stays Linen: nnx.Linear has no argument promote_dtype" in each.notes[0]
 
 
 SHARED = """
