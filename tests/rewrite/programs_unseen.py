@@ -353,3 +353,28 @@ class Model(nn.Module):
         [{"width": 3}, {"is_deep": False}],
     ),
 }
+
+FLAG_OF_SIZES = Program(
+    """
+class Combine(nn.Module):
+    is_projected: bool = False
+
+    @nn.compact
+    def __call__(self, *, residual, skip):
+        if self.is_projected:
+            skip = nn.Dense(residual.shape[-1])(skip)
+        return skip + residual
+
+
+class Model(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width)(x)
+        h = Combine(is_projected=x.shape[-1] != self.width)(residual=h, skip=x)
+        g = nn.Dense(4)(h)
+        return Combine(is_projected=g.shape[-1] != h.shape[-1])(residual=g, skip=h)
+""",
+    [{"width": 3}, {"width": 8}],
+)

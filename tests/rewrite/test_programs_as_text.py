@@ -125,6 +125,14 @@ def test_attention_is_given_its_inputs_by_name(rewritten):
         check_same(found, fields, rtol=1e-5)
 
 
+def test_a_flag_that_compares_sizes_stays_a_field(rewritten):
+    found = rewritten(programs_unseen.FLAG_OF_SIZES)
+    levels = {each.name: each.level for each in found.result.classes}
+    assert levels == {"Combine": "proven for this configuration", "Model": "proven"}
+    for fields in ({}, *found.program.values):
+        check_same(found, fields)
+
+
 CHOICE = """
 class Encoder(nn.Module):
     norm: nn.Module | None = None

@@ -7,7 +7,7 @@ import functools
 import inspect
 import pathlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import jax
@@ -265,12 +265,21 @@ def _modes(program: Program) -> None:
                             changed = True
                         if not isinstance(making.made.get(name), bool | float):
                             continue
-                        if taint.touches(node) and name not in child.mode_fields:
+                        is_told = taint.touches(node) and not _is_of_shapes(plan, node, taint.names)
+                        if is_told and name not in child.mode_fields:
                             child.mode_fields.add(name)
                             changed = True
                     plan.moved.update(k for k in brought if k.arg in child.mode_fields)
     for plan in program.plans.values():
         _check_modes(plan)
+
+
+def _is_of_shapes(plan: ClassPlan, node: ast.AST, told: Collection[str]) -> bool:
+    """Whether an expression reads the shapes alone of what a call gives, and so is no mode."""
+    read = [n for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in told]
+    around: list[Any] = [plan.source.parents[each] for each in read]
+    around = [plan.source.parents[a] if isinstance(a, ast.Subscript) else a for a in around]
+    return bool(read) and all(isinstance(a, ast.Attribute) and a.attr == "shape" for a in around)
 
 
 def _of_partials(program: Program, plan: ClassPlan, slot: Slot) -> list[ast.keyword]:
