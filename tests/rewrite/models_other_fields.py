@@ -250,6 +250,24 @@ class Hidden(nn.Module):
         return nn.Dense(8)(x)
 
 
+class Returning(nn.Module):
+    """Makes some layers only if it has not returned."""
+
+    out: int | None = 6
+    deep: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(8)(x)
+        if self.out is None:
+            return x
+        x = nn.Dense(self.out)(x)
+        if not self.deep:
+            return nn.Dense(8)(x)
+        x = nn.relu(nn.Dense(5)(x))
+        return nn.Dense(8)(x)
+
+
 class Block(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -289,6 +307,7 @@ class Model(nn.Module):
         x = Given()(x)
         x = InSetup()(x)
         x = Flattening()(x)
+        x = Returning()(x)
         return Rematerialized()(x)
 
 

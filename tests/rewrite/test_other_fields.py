@@ -45,6 +45,7 @@ PROVEN = {
     "InSetup": [{"use": False}, {"hidden": (), "width": 3}, {"use": False, "hidden": (7, 2, 9)}],
     "Flattening": [{"heads": 1}, {"heads": 3}],
     "Given": [{"out": None}, {"out": 3}, {"out": 16}],
+    "Returning": [{"out": None}, {"deep": False}, {"out": 3}, {"out": None, "deep": False}],
 }
 # Each of these is named as what does not hold.
 FOUND = {

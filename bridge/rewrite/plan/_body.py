@@ -65,17 +65,48 @@ class Slice:
 
     def _block(self, statements: Sequence[ast.stmt], depth: int) -> Lines:
         found: Lines = []
-        for statement in statements:
+        for number, statement in enumerate(statements):
             for function in self._called.get(statement, ()):
                 found += self._block(function.body, depth)
             found += self._before(statement, depth)
             found += [(depth, text) for text in self.method.kept.updates(statement, before=True)]
-            found += self._statement(statement, depth)
+            own = self._statement(statement, depth)
+            found += own
             found += self._running(depth, behind=statement)
             for text in self.method.kept.updates(statement, before=False):
                 if not _says(found[-1:], depth, text):
                     found.append((depth, text))
+            if isinstance(statement, ast.If) and self._returns(statement):
+                rest = self._block(statements[number + 1 :], depth + 1)
+                if not rest:
+                    return found
+                is_last = bool(own) and own[-1] is found[-1]
+                header = [(depth, "else:")] if is_last else self._unless(statement, depth)
+                return [*found, *header, *rest]
         return found
+
+    def _returns(self, node: ast.If) -> bool:
+        """Whether the method returns here for some fields, and so makes no layer below."""
+        around = self.source.ancestors(node)
+        return (
+            not node.orelse
+            and isinstance(node.body[-1], ast.Return)
+            and not self.method.taint.touches(node.test)
+            and not any(isinstance(each, ast.For | ast.While) for each in around)
+        )
+
+    def _unless(self, node: ast.If, depth: int) -> Lines:
+        """The condition of what is below such a return."""
+        test, words = node.test, "if not"
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, words = test.operand, "if"
+        text = self.method.init_text(test, ())
+        if isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.Is]:
+            left, right = (self.method.init_text(e, ()) for e in (test.left, *test.comparators))
+            text, words = f"{left} is not {right}", "if"
+        elif words == "if not" and not isinstance(test, ast.Name | ast.Attribute | ast.Call):
+            text = f"({text})"
+        return [(depth, _header_line(words, text, node.col_offset))]
 
     @functools.cached_property
     def _called(self) -> dict[ast.stmt, list[ast.FunctionDef]]:
