@@ -98,6 +98,19 @@ class Decoder(nn.Module):
         return nn.Dense(self.vocabulary, name="head")(x)
 
 
+class Layers(nn.Module):
+    """One layer inside of another module, whose width may be the length too."""
+
+    width: int = 4
+    decode: bool = False
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(7, self.width, name="embed")(tokens)
+        mask = None if self.decode else nn.make_causal_mask(tokens)
+        return CompactLayer(decode=self.decode)(x, mask)
+
+
 class WholeOnly(nn.Module):
     """Has a cache, and takes no shorter sequence than the whole one."""
 

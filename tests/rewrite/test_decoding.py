@@ -53,6 +53,19 @@ def test_whole_sequences_are_decoded_alike_without_the_rewriter():
     assert jnp.abs(model.own_cache.keys[...]).min() > 0
 
 
+def test_a_cache_is_as_long_as_its_caller_says_not_as_a_field_that_is_equal():
+    # Twice 4: the width, and the length of the sample.
+    make = functools.partial(models.Layers, decode=True)
+    result = bridge.rewrite(make, tokens(2, 4), gradients=False, fast=True)
+    (module,) = imported(result)
+    assert result.sizes[0] == {"cache_shape": (2, 4, 4)}
+    model = module.Layers(decode=True, cache_shape=(3, 6, 4), rngs=nnx.Rngs(0))
+    linen = jax.eval_shape(make().init, jax.random.key(0), tokens(3, 6))["cache"]
+    assert sorted(x.shape for x in jax.tree.leaves(nnx.state(model, nnx.Cache))) == sorted(
+        x.shape for x in jax.tree.leaves(linen)
+    )
+
+
 def test_a_training_model_needs_no_cache():
     (module,) = imported(rewritten())
     model = nnx.eval_shape(lambda: module.Decoder(rngs=nnx.Rngs(0)))

@@ -12,7 +12,7 @@ from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._method_plans import SetupPlan
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_self
+from bridge.rewrite.syntax._source import Edit, bound_in, is_self, negated
 
 from ._calls import Calls
 from ._computed import Properties
@@ -226,7 +226,7 @@ class Setup:
             blank = " " * statement.col_offset
             test = choice.node.test
             test = self.source.render(test, list(self.method.references.edits(test)))
-            test = test if choice.is_body else f"not ({test})"
+            test = test if choice.is_body else negated(test)
             begin = self.source.start(statement)
             yield Edit(begin, begin, f"if {test}:\n{blank}    {self._raise}\n{blank}")
             self.notes.append((statement.lineno, RAISES))

@@ -11,7 +11,14 @@ from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
-from bridge.rewrite.syntax._source import Edit, arguments_of, is_self, names_in, set_in
+from bridge.rewrite.syntax._source import (
+    Edit,
+    arguments_of,
+    is_self,
+    names_in,
+    negated,
+    set_in,
+)
 
 from ._dead import is_never_called
 
@@ -194,9 +201,9 @@ class Applied:
             text = self._of_fields(node)
             if text is None:
                 raise NotRewritableError("applied-on-call", node)
-            return text if is_true else _negated(text)
+            return text if is_true else negated(text)
         text = self.source.render(node)
-        return text if is_true else _negated(text)
+        return text if is_true else negated(text)
 
     def _of_fields(self, node: ast.expr) -> str | None:
         """A condition on an argument of the call as one on fields, None if there is none.
@@ -213,7 +220,7 @@ class Applied:
             for plan in self._method.program.plans.values()
             for method in plan.methods.values()
             for test in _choices(method, argument)
-            for text in (plan.source.render(test), _negated(plan.source.render(test)))
+            for text in (plan.source.render(test), negated(plan.source.render(test)))
             if names_in(test) == {"self"}
         }
         found = [text for text in tests if spaces and _is_alike(text, node, spaces)]
@@ -247,13 +254,6 @@ def _choices(method: ast.FunctionDef, name: str | None) -> Iterator[ast.expr]:
             own = node.arg == name if isinstance(node, ast.keyword) else name in set_in(node)
             if own and (_is_none(node.value.body) or _is_none(node.value.orelse)):
                 yield node.value.test
-
-
-def _negated(text: str) -> str:
-    node = ast.parse(text, mode="eval").body
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        return ast.unparse(node.operand)
-    return f"not {text}" if isinstance(node, ast.Name | ast.Attribute) else f"not ({text})"
 
 
 def _is_none(node: ast.expr) -> bool:

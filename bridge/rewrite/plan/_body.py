@@ -17,6 +17,7 @@ from bridge.rewrite.syntax._source import (
     is_self,
     loops_around,
     names_in,
+    negated,
     set_in,
 )
 
@@ -269,7 +270,7 @@ class Slice:
         if test is None:
             return [(each - 1, text) for each, text in [*body, *other]]
         if not body:
-            return [(depth, f"if not ({test}):"), *other]
+            return [(depth, f"if {negated(test)}:"), *other]
         lines = self._headed(_header_line("if", test, node.col_offset), node, body, depth)
         if other:
             is_elif = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
@@ -462,7 +463,7 @@ class Slice:
                 test = self.conditions.text(each)
                 is_body = slot.node in set(ast.walk(each.body))
                 if test is not None:
-                    found.append((depth, f"if {test}:" if is_body else f"if not ({test}):"))
+                    found.append((depth, f"if {test if is_body else negated(test)}:"))
                     depth += 1
             else:
                 for generator in each.generators:  # pyright: ignore

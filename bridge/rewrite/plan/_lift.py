@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence, Set
 
 from bridge.rewrite.observe._records import Lifted
-from bridge.rewrite.syntax._source import binding, is_self, names_in, operand
+from bridge.rewrite.syntax._source import binding, is_self, names_in, negated, operand
 
 from ._axes import Axes, axis_texts
 from ._method import Method
@@ -170,7 +170,7 @@ class Lift:
             if isinstance(each, ast.If | ast.IfExp):
                 body = each.body if isinstance(each.body, list) else [each.body]
                 asked = (text or self.in_call)(each.test)
-                return asked if before in body else f"not ({asked})"
+                return asked if before in body else negated(asked)
             before = each
         raise NotRewritableError("transform-condition", self.slot.node)
 

@@ -17,7 +17,7 @@ from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._source import binding, bound_in, names_in
 
 from ._candidates import Candidate, Candidates
-from ._plans import ClassPlan, SizeArgument
+from ._plans import CACHE, ClassPlan, SizeArgument
 
 # What Flax's layers take the axes of sequences and of images for, by rank and axis from behind.
 _AXES = {(3, -2): "length", (4, -2): "width", (4, -3): "height"}
@@ -116,31 +116,18 @@ class Sizes:
         return self._add(name, makings, values)
 
     def _solve(self, makings: Any, values: Any, hint: str, loops: Any, at: Any, names: Any) -> str:
+        if hint.startswith(CACHE):
+            # Only the caller knows how much it decodes; a field is as large by chance.
+            return self._argument(makings, values, hint, loops)
         distinct = len({repr(v) for v in values})
         found = self._holding(makings, values, names)
         best = self._chosen(found, makings, values, distinct, hint)
         if best is not None:
             return self._behind_loop(found, best, loops)
-        parts = self._of_parts(makings, values, names)
-        if parts is not None:
-            return parts
         is_loop = bool(loops) and isinstance(loops[-1], ast.For)
         place = (makings, values, hint, loops, at, names)
         running = self._running(*place) if is_loop else None
         return running or self._argument(makings, values, hint, loops)
-
-    def _of_parts(self, makings: Any, values: Any, names: set[str]) -> str | None:
-        """Sizes of as many dimensions each time, an expression for each of them."""
-        if not all(isinstance(each, tuple) for each in values) or len(set(map(len, values))) > 1:
-            return None
-        texts: list[str] = []
-        for own in zip(*values, strict=True):
-            distinct = len({repr(each) for each in own})
-            text = self._chosen(self._holding(makings, own, names), makings, own, distinct)
-            if text is None:
-                return None
-            texts.append(text)
-        return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
     def _holding(self, makings: Any, values: Any, names: set[str]) -> list[Candidate]:
         """The candidates that hold in every record."""

@@ -290,6 +290,14 @@ def bound_in(node: ast.AST) -> set[str]:
 
 _WEAK = (ast.IfExp, ast.Lambda, ast.BoolOp, ast.Compare, ast.NamedExpr)
 _STRONG = (ast.BinOp, ast.UnaryOp, ast.Attribute, ast.Subscript)
+_OPPOSITES = {
+    "is": "is not",
+    "is not": "is",
+    "in": "not in",
+    "not in": "in",
+    "==": "!=",
+    "!=": "==",
+}
 
 
 def operand(text: str, parent: type[ast.AST]) -> str:
@@ -307,6 +315,26 @@ def operand(text: str, parent: type[ast.AST]) -> str:
     if issubclass(parent, _STRONG):
         splits |= isinstance(own, ast.BinOp | ast.UnaryOp)
     return f"({text})" if splits else text
+
+
+def negated(text: str) -> str:
+    """The opposite of a condition, as a programmer writes it: `x is not None` for `x is None`."""
+    text = text.strip()
+    node = ast.parse(text, mode="eval").body
+    match node:
+        case ast.UnaryOp(op=ast.Not(), operand=own):
+            segment = str(ast.get_source_segment(text, own))
+            return f"({segment})" if "\n" in segment else segment
+        case ast.Compare(ops=[_], comparators=[right]):
+            left = ast.get_source_segment(text, node.left)
+            last = ast.get_source_segment(text, right)
+            for word, opposite in _OPPOSITES.items():
+                # No parentheses or comments stand between the sides.
+                if text == f"{left} {word} {last}":
+                    return f"{left} {opposite} {last}"
+        case ast.Name() | ast.Attribute() | ast.Call() | ast.Subscript():
+            return f"not {text}"
+    return f"not ({text})"
 
 
 def set_in(node: ast.AST) -> set[str]:
