@@ -68,9 +68,14 @@ def tree_of(tree: Any, *, as_pytree: bool = False) -> TargetTree:
     remedy = ""
     if hasattr(tree, "params"):
         # Such as a TrainState; what else it holds lies beside the model.
-        names = [name for name in ("opt_state", "step") if hasattr(tree, name)]
-        others = ", ".join(f"{name!r}: state.{name}" for name in names)
-        remedy = "give {'params': state.params}" + (f" and extra={{{others}}}" if others else "")
+        beside = [name for name in ("opt_state", "step") if hasattr(tree, name)]
+        fields = getattr(tree, "__dict__", {}).items()
+        collections = [n for n, v in fields if isinstance(v, Mapping) and n not in beside]
+        given, others = (
+            ", ".join(f"{name!r}: state.{name}" for name in names)
+            for names in (collections or ["params"], beside)
+        )
+        remedy = f"give {{{given}}}" + (f" and extra={{{others}}}" if others else "")
     raise mapping_error(tree, "Linen variables, an NNX module or an nnx.State", remedy)
 
 

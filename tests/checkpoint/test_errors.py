@@ -268,9 +268,16 @@ def test_a_dtype_is_saved_or_its_leaf_is_named(tmp_path, name):
 
 
 def test_a_train_state_is_refused_with_what_to_give_instead(tmp_path, path):
-    variables = {"w": jnp.ones(2)}
-    state = train_state.TrainState.create(apply_fn=None, params=variables, tx=optax.sgd(0.1))
-    remedy = r"give {'params': state.params} and extra={'opt_state': state.opt_state, 'step': "
+    class State(train_state.TrainState):
+        batch_stats: dict[str, jax.Array]
+
+    state = State.create(
+        apply_fn=None, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1), batch_stats={"m": jnp.ones(2)}
+    )
+    remedy = (
+        "give {'params': state.params, 'batch_stats': state.batch_stats} and "
+        "extra={'opt_state': state.opt_state, 'step': state.step}"
+    )
 
     with pytest.raises(ConversionError, match=re.escape(remedy)):
         checkpoint.save(tmp_path / "model", state)
