@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from bridge import _cli, _demo
-from bridge._cli._command import OK, UNUSABLE, complain, give_up
+from bridge._cli._command import UNUSABLE, complain, give_up, reader_may_stop
 
 _COMMANDS = (_demo.add_command, *_cli.COMMANDS)
 
@@ -55,19 +55,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Escape what the encoding cannot show, such as a name in Greek.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        try:
-            arguments = parser.parse_args(argv)
-            return arguments.run(arguments)
-        finally:
-            sys.stdout.flush()
+        with reader_may_stop():
+            try:
+                arguments = parser.parse_args(argv)
+                return arguments.run(arguments)
+            finally:
+                sys.stdout.flush()
     except KeyboardInterrupt:
         complain(f"{parser.prog}: interrupted")
         return _INTERRUPTED
     except OSError as error:
         give_up(sys.stdout)
-        # A reader that has stopped, as `| head` does, is not a failure.
-        if isinstance(error, BrokenPipeError):
-            return OK
         complain(f"{parser.prog}: stdout: {error.strerror}")
         return UNUSABLE
 

@@ -12,8 +12,8 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any, TextIO, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TextIO, TypeVar, cast
 
 from bridge._errors import BridgeError, PortError
 
@@ -116,6 +116,41 @@ def complain(message: str) -> None:
         sys.stderr.flush()
     except OSError:
         give_up(sys.stderr)
+
+
+@contextlib.contextmanager
+def reader_may_stop() -> Iterator[None]:
+    """A block whose writes to stdout do nothing once its reader has stopped, as `| head` does.
+
+    The command goes on, because its exit code says more than its text.
+    """
+    with contextlib.redirect_stdout(cast("TextIO", _Stdout(sys.stdout))):
+        yield
+
+
+class _Stdout:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            give_up(self._stream)
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            give_up(self._stream)
 
 
 def give_up(stream: TextIO) -> None:

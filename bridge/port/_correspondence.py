@@ -15,7 +15,7 @@ from bridge._rules.pieces import WHOLE, Piece, Region, covers, layer_cut, withou
 from bridge._rules.rules import Layer, Rule
 
 from ._reasons import SETTLED, STACKED, Evidence
-from ._trees import LinenNode, NNXNode, Node
+from ._trees import AnyNode, LinenNode, NNXNode
 
 
 class Context(NamedTuple):
@@ -29,7 +29,7 @@ class Context(NamedTuple):
     linen: Layer | None = None
     nnx: Layer | None = None
 
-    def of(self, node: Node) -> Layer | None:
+    def of(self, node: AnyNode) -> Layer | None:
         """Which part of a node's leaves is meant."""
         return self.nnx if isinstance(node, NNXNode) else self.linen
 
@@ -52,11 +52,11 @@ class Settled:
         for each, layer in ((node, context.nnx), (scope, context.linen)):
             self._layers.setdefault(id(each), set()).add(layer.number if layer else None)
 
-    def is_untouched(self, node: Node, context: Context) -> bool:
+    def is_untouched(self, node: AnyNode, context: Context) -> bool:
         """Whether a node and all below it can still be paired."""
         return all(self.is_free(each, context) for each in node.walk())
 
-    def is_free(self, node: Node, context: Context) -> bool:
+    def is_free(self, node: AnyNode, context: Context) -> bool:
         """Whether a node can still be paired."""
         layer = context.nnx if isinstance(node, NNXNode) else context.linen
         taken = self._layers.get(id(node))

@@ -162,7 +162,7 @@ class ByEvidence:
             if chain is not None:
                 return _proposals(chain, _reasons.CALLS.against_names)
         if by_name:
-            evidence = _reasons.NAMES
+            evidence = _reasons.THEIR_NAMES
             if self._orders.contradicts(by_name):
                 evidence &= _reasons.DIFFERS
             elif any(is_automatic(scope, scopes) for _, scope in by_name):

@@ -134,14 +134,27 @@ class Plan:
           it is left out if the target is abstract.
 
         Raises:
-          PortError: the plan has problems, or the source holds no values.
+          PortError: the plan has problems, the source holds no values, or Variables of the model
+            were replaced after the plan was made.
         """
         if self.problems:
             raise _not_clean(self.problems)
+        self._check_variables()
         if self.to_nnx:
             write_nnx(self._found)
             return self._model
         return linen_variables(self._found, self._variables)
+
+    def _check_variables(self) -> None:
+        """Raises if the model has other Variables than the plan moves."""
+        now = {node.path: node.item for node in nnx_nodes(self._model)[0].walk() if node.is_leaf}
+        replaced = [
+            f"{nnx_text(path)}: the Variable of the plan is no longer there"
+            for path, leaf in self._found.nnx_leaves.items()
+            if leaf.is_variable and now.get(path) is not leaf.item
+        ]
+        if replaced:
+            raise PortError("the model has changed since the plan", replaced, "Make a new plan.")
 
     def convert(self, tree: Any) -> dict[tuple[str, Path], Any]:
         """The same moves on another tree of the source's shape, such as gradients; pure.

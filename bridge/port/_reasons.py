@@ -41,7 +41,7 @@ SETTLED = {
 STACKED = Evidence("stacked leaves, which fit one axis only")
 
 ONLY = Evidence("nothing else is left")
-NAMES = Evidence("their names")
+THEIR_NAMES = Evidence("their names")
 NUMBERS = Evidence("numbers in the same order")
 CONSTRUCTIONS = Evidence("automatic numbers count constructions, not calls", is_weak=True)
 

@@ -21,7 +21,7 @@ from bridge._rules.pieces import without_axis
 
 from ._correspondence import Context, Settled
 from ._numbers import numbered
-from ._trees import CACHE, InCollection, LinenNode, N, NNXNode, Node
+from ._trees import CACHE, AnyNode, InCollection, LinenNode, N, NNXNode
 
 Signature: TypeAlias = Counter[frozenset[tuple[str, str, Any]]]
 _AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
@@ -87,7 +87,7 @@ class Place(NamedTuple):
         return matches(wanted, found, self.context, self.classes)
 
 
-def weights(node: Node, context: Context) -> Iterator[Row]:
+def weights(node: AnyNode, context: Context) -> Iterator[Row]:
     """The table of the leaves at and below a node of either side, in Linen's layout."""
     if isinstance(node, NNXNode):
         if node.is_leaf:
@@ -122,7 +122,7 @@ def signature(node: N, context: Context, *, whole: bool = False) -> Signature:
     return Counter(map(frozenset, groups.values()))
 
 
-def shapes(node: Node, context: Context) -> Counter[tuple[str, Any]]:
+def shapes(node: AnyNode, context: Context) -> Counter[tuple[str, Any]]:
     """How many leaves of each collection and shape there are at and below a node."""
     return Counter((collection, shape) for _, collection, _, shape in weights(node, context))
 
@@ -175,7 +175,7 @@ def only_pairs(
     ]
 
 
-def has_open_leaf(node: Node, settled: Settled, context: Context) -> bool:
+def has_open_leaf(node: AnyNode, settled: Settled, context: Context) -> bool:
     """Whether a leaf at or below a node still needs a counterpart; without, no module does."""
     return any(settled.is_free(each, context) for each in node.walk() if each.is_leaf)
 

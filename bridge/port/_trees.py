@@ -267,7 +267,7 @@ class NNXNode(_Node):
 
 
 # A function of either side is written once.
-Node: TypeAlias = LinenNode | NNXNode
+AnyNode: TypeAlias = LinenNode | NNXNode
 N = TypeVar("N", LinenNode, NNXNode)
 
 

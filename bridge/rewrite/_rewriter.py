@@ -28,7 +28,7 @@ from .prove._proven import EntryError, Proof
 from .publish._as_linen import AsLinen
 from .publish._functions import Training
 from .publish._in_place import InPlace
-from .syntax._source import condition_lines
+from .syntax._source import watched_lines
 
 _MOST_ROUNDS = 40
 
@@ -76,7 +76,7 @@ class Rewriter:
 
     def trace(self) -> None:
         """Runs every entry, and the model with other sizes."""
-        runs = Runs(self.entries, self._inside, condition_lines, self.on_progress)
+        runs = Runs(self.entries, self._inside, watched_lines, self.on_progress)
         self.watch, self.varied, self.notes = runs.watch, runs.varied, runs.notes
         runs.run()
         self.program: Program = self._collected()
@@ -132,7 +132,7 @@ class Rewriter:
 
     def _runs(self, part: Entry) -> bool:
         try:
-            run_entry(Watch(self._inside, condition_lines), part)
+            run_entry(Watch(self._inside, watched_lines), part)
         except RewriteError:
             plan = self.program.plans[type(part.make())]
             refusal = refused("cannot-run-alone")

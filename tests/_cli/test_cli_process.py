@@ -271,11 +271,16 @@ def test_control_c_ends_a_command_with_one_line_and_130(programs):
         assert process.wait(60) == 130
 
 
-def test_a_reader_that_stops_early_ends_the_command_quietly(workspace):
-    # More than a buffer holds.
-    many = {"params": {f"parameter_{i}": np.zeros(1) for i in range(1000)}}
-    (workspace / "many.msgpack").write_bytes(serialization.to_bytes(many))
-    command = [sys.executable, "-m", "bridge", "inspect", "many.msgpack"]
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["inspect", "0.msgpack"], 0), (["diff", "0.msgpack", "1.msgpack"], 1)],
+)
+def test_a_reader_that_stops_early_changes_no_exit_code(workspace, arguments, code):
+    for value in (0, 1):
+        # More than a buffer holds.
+        many = {"params": {f"parameter_{i}": np.full(1, value) for i in range(1000)}}
+        (workspace / f"{value}.msgpack").write_bytes(serialization.to_bytes(many))
+    command = [sys.executable, "-m", "bridge", *arguments]
     with subprocess.Popen(
         command, cwd=workspace, env=QUIET, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -283,7 +288,8 @@ def test_a_reader_that_stops_early_ends_the_command_quietly(workspace):
         assert process.stderr is not None
         process.stdout.close()
         message = process.stderr.read()
-        assert process.wait(60) == 0
+        # Regression: it was 0 whatever differed.
+        assert process.wait(60) == code
     assert message == b""
 
 

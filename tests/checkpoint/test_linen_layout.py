@@ -386,7 +386,7 @@ def test_an_optimizer_of_another_model_is_refused_with_what_is_missing(tmp_path)
     one, other = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.LayerNorm(2, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(other, optax.adam(1e-2), wrt=nnx.Param)
 
-    with pytest.raises(CheckpointError, match="is of another model") as raised:
+    with pytest.raises(CheckpointError, match="belongs to another model") as raised:
         checkpoint.save(tmp_path / "x", one, extra={"optimizer": optimizer}, layout="linen")
 
     assert raised.value.unsupported == (("scale", "not in the model"),)

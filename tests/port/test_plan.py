@@ -644,6 +644,18 @@ def test_a_failed_write_leaves_the_model_as_it_was(variables, model, monkeypatch
     assert exact(nnx.state(model)) == before
 
 
+@pytest.mark.parametrize("to_nnx", [True, False], ids=["target", "source"])
+def test_a_model_that_changed_since_the_plan_is_refused(variables, model, to_nnx):
+    sides = (variables, model) if to_nnx else (model, variables)
+    plan = port.plan(*sides, RULES)
+    model.head = nnx.Linear(4, 3, rngs=nnx.Rngs(5))
+    before = exact(nnx.state(model))
+    with pytest.raises(port.PortError, match=r"head.kernel: the Variable of the plan"):
+        plan.apply()
+    assert exact(nnx.state(model)) == before
+    port.plan(*sides, RULES).apply()
+
+
 def test_an_abstract_model_is_filled_and_states_serve_as_either_side(variables):
     abstract = nnx.eval_shape(lambda: Net(nnx.Rngs(0)))
     port.plan(variables, abstract, RULES).apply()

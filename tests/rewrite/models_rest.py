@@ -104,3 +104,39 @@ class Policy(nn.Module):
     @nn.compact
     def __call__(self, x):
         return Normal(nn.Dense(self.width)(x), nn.softplus(nn.Dense(self.width)(x)))
+
+
+@jax.tree_util.register_pytree_node_class
+class Labelled:
+    """An array whose last axis has as many names, and that no other array has."""
+
+    def __init__(self, array: Any, names: tuple[str, ...]) -> None:
+        if hasattr(array, "shape") and array.shape[-1] != len(names):
+            raise ValueError(f"{array.shape} has not {len(names)} names")
+        self.array, self.names = array, names
+
+    def tree_flatten(self):
+        return (self.array,), self.names
+
+    @classmethod
+    def tree_unflatten(cls, names, leaves):
+        return cls(*leaves, names)
+
+
+class OfLabelled(nn.Module):
+    """A call of an array with names, and a comprehension with a variable of an inner function."""
+
+    @nn.compact
+    def __call__(self, x):
+        size = 2
+
+        def double():
+            return size * 2
+
+        factors = [
+            size + 1
+            for size in [
+                2,
+            ]
+        ]
+        return nn.Dense(3)(x.array) * factors[0] * double()

@@ -53,7 +53,7 @@ def test_whole_sequences_are_decoded_alike_without_the_rewriter():
     assert jnp.abs(model.own_cache.keys[...]).min() > 0
 
 
-def test_a_cache_is_as_long_as_its_caller_says_not_as_a_field_that_is_equal():
+def test_a_cache_is_as_long_as_its_caller_says():
     # Twice 4: the width, and the length of the sample.
     make = functools.partial(models.Layers, decode=True)
     result = bridge.rewrite(make, tokens(2, 4), gradients=False, fast=True)

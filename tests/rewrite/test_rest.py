@@ -1,5 +1,7 @@
 """Layers that are given `**` arguments are rewritten where NNX's take them as they are."""
 
+import jax
+
 import bridge
 from tests.rewrite import models_rest as models
 from tests.rewrite.test_programs import spec
@@ -40,3 +42,11 @@ def test_a_function_that_is_given_a_dict_keeps_only_its_caller_linen():
 def test_an_output_of_the_programs_own_class_is_compared_by_its_leaves():
     result = bridge.rewrite(models.Policy, spec(2, 4), gradients=False)
     assert [each.level for each in result.classes] == ["proven"], str(result)
+
+
+def test_an_input_that_takes_no_other_size_is_run_as_it_is():
+    # Regression: the run with other sizes raised, and on Python 3.13.0 the trace crashed.
+    x = models.Labelled(jax.ShapeDtypeStruct((4, 2), "float32"), ("a", "b"))
+    result = bridge.rewrite(models.OfLabelled, x, gradients=False)
+    assert result.is_proven, str(result)
+    assert len(result.sources) == 1

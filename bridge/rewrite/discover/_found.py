@@ -21,7 +21,7 @@ from bridge.rewrite._failures import RewriteError, said
 from bridge.rewrite.observe._entries import Entry, arguments_of
 from bridge.rewrite.observe._runs import run_entry
 from bridge.rewrite.observe._snapshots import is_array
-from bridge.rewrite.observe._trace import Watch
+from bridge.rewrite.observe._trace import Watch, WatchedLines
 from bridge.rewrite.publish._writing import shown_path
 
 from ._child import records_of
@@ -227,7 +227,7 @@ def _found(
     usable: list[Discovered] = []
     for number, each in enumerate(entries.values()):
         on_progress(f"tracing entry point {number + 1} of {len(entries)}")
-        watch = Watch(lambda file: False, lambda file: frozenset())
+        watch = Watch(lambda file: False, lambda _: WatchedLines())
         try:
             run_entry(watch, each.entry)
         except RewriteError as error:

@@ -200,13 +200,14 @@ def combined(
         sizes = (dimension(size, own[:axis]) for axis, size in enumerate(own))
         return jax.ShapeDtypeStruct((*batch, *sizes), leaf.dtype)
 
-    shapes = jax.tree.map(scaled, jax.tree.map(_spec, inputs))
     fields = {
         field.name: _scaled(getattr(module, field.name), factors)
         for field in dataclasses.fields(module)
         if field.name not in ("parent", "name") and field.init
     }
     try:
+        # A class of the program may check what its inputs are made of.
+        shapes = jax.tree.map(scaled, jax.tree.map(_spec, inputs))
         return module.clone(**fields), shapes
     except Exception:
         return None

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
@@ -40,16 +40,28 @@ _KINDS = {
 }
 
 
+class WatchedLines(NamedTuple):
+    """Lines of a file at whose beginning something is noted.
+
+    Attributes:
+        conditions: where all local variables are kept.
+        arrays: where the number of dimensions of local arrays is.
+    """
+
+    conditions: frozenset[int] = frozenset()
+    arrays: frozenset[int] = frozenset()
+
+
 class Watch:
     """Looks on while models run.
 
     Args:
         is_inside: whether a file belongs to the user's package.
-        watched: by file, the lines at whose beginning local variables are kept.
+        watched: by file, the lines at whose beginning something is noted.
     """
 
     def __init__(
-        self, is_inside: Callable[[str], bool], watched: Callable[[str], frozenset[int]]
+        self, is_inside: Callable[[str], bool], watched: Callable[[str], WatchedLines]
     ) -> None:
         self.records = Records()
         self._run = -1
@@ -165,8 +177,9 @@ class Watch:
                 self._set_up(frame)
             if event == "line":
                 lines.add(frame.f_lineno)
-                self._note_ranks(frame)
-                if frame.f_lineno in watched:
+                if frame.f_lineno in watched.arrays:
+                    self._note_ranks(frame)
+                if frame.f_lineno in watched.conditions:
                     owner = owner_of(frame, self._is_users)[0]
                     if owner is not None and owner.scope is not None:
                         key = (self._run, path_of(owner) or (), file, frame.f_lineno)

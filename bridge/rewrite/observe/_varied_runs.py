@@ -19,7 +19,7 @@ from ._entries import (
     variations,
 )
 from ._runs import run, run_entry
-from ._trace import Watch
+from ._trace import Watch, WatchedLines
 
 _SECONDS_FOR_VARIATIONS = 20.0
 _MOST_VARIATIONS = 24
@@ -31,7 +31,7 @@ class Runs:
     Args:
         entries: what is run.
         inside: whether a file belongs to the program.
-        watched: the lines of a file at whose beginning local variables are kept.
+        watched: the lines of a file at whose beginning something is noted.
         on_progress: is given a line about what goes on.
 
     Attributes:
@@ -44,7 +44,7 @@ class Runs:
         self,
         entries: Sequence[Entry],
         inside: Callable[[str], bool],
-        watched: Callable[[str], frozenset[int]],
+        watched: Callable[[str], WatchedLines],
         on_progress: Callable[[str], None],
     ) -> None:
         self.entries, self.on_progress = entries, on_progress

@@ -124,10 +124,26 @@ class Sizes:
         best = self._chosen(found, makings, values, distinct, hint)
         if best is not None:
             return self._behind_loop(found, best, loops)
+        parts = self._of_parts(makings, values, names)
+        if parts is not None:
+            return parts
         is_loop = bool(loops) and isinstance(loops[-1], ast.For)
         place = (makings, values, hint, loops, at, names)
         running = self._running(*place) if is_loop else None
         return running or self._argument(makings, values, hint, loops)
+
+    def _of_parts(self, makings: Any, values: Any, names: set[str]) -> str | None:
+        """Sizes of as many dimensions each time, an expression for each of them."""
+        if not all(isinstance(each, tuple) for each in values) or len(set(map(len, values))) > 1:
+            return None
+        texts: list[str] = []
+        for own in zip(*values, strict=True):
+            distinct = len({repr(each) for each in own})
+            text = self._chosen(self._holding(makings, own, names), makings, own, distinct)
+            if text is None:
+                return None
+            texts.append(text)
+        return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
     def _holding(self, makings: Any, values: Any, names: set[str]) -> list[Candidate]:
         """The candidates that hold in every record."""

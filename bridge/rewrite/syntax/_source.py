@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from bridge.rewrite.observe._records import Span
+from bridge.rewrite.observe._trace import WatchedLines
 
 COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -437,18 +438,30 @@ def source_of(file: str, stamp: float) -> Source:
 
 
 @functools.cache
-def condition_lines(file: str) -> frozenset[int]:
-    """The lines of a file's conditions that read a name; none unless it is a Python file."""
+def watched_lines(file: str) -> WatchedLines:
+    """The lines of a file that a run is watched at; none unless it is a Python file.
+
+    Conditions that read a name are, and for arrays the beginning of each statement, but for lines
+    with a comprehension: Python 3.13.0 crashes where local variables are read inside of one.
+    """
     try:
         source = source_of(file, pathlib.Path(file).stat().st_mtime)
     except (SyntaxError, UnicodeDecodeError, OSError):
-        return frozenset()
-    return frozenset(
+        return WatchedLines()
+    nodes = [*ast.walk(source.tree)]
+    conditions = (
         node.test.lineno
-        for node in ast.walk(source.tree)
+        for node in nodes
         if isinstance(node, ast.If | ast.IfExp)
         and any(isinstance(each, ast.Name) for each in ast.walk(node.test))
     )
+    begins = {node.lineno for node in nodes if isinstance(node, ast.stmt)}
+    inside = (
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in nodes
+        if isinstance(node, COMPREHENSIONS)
+    )
+    return WatchedLines(frozenset(conditions), frozenset(begins.difference(*inside)))
 
 
 def loops_around(source: Source, node: ast.AST, method: ast.AST) -> list[ast.AST]:
