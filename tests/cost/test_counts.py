@@ -80,7 +80,7 @@ def counts(*functions):
 
 
 @pytest.mark.parametrize("blocks", [2, 8])
-def test_a_to_linen_adds_a_fifteenth_of_flax_nnx_bridge_to_an_eager_call(blocks):
+def test_a_to_linen_adds_a_thirteenth_of_flax_nnx_bridge_to_an_eager_call(blocks):
     case = stack(blocks)
     ours, flax, native = counts(
         lambda: case.to_linen.apply(case.to_linen_variables, case.x),
@@ -88,7 +88,7 @@ def test_a_to_linen_adds_a_fifteenth_of_flax_nnx_bridge_to_an_eager_call(blocks)
         lambda: case.nnx(case.x),
     )
     # All attributes are compared after the call, to find what the call changed.
-    assert 15 * (ours - native) < flax - native
+    assert 13 * (ours - native) < flax - native
 
 
 @pytest.mark.parametrize("blocks", [1, 8])
