@@ -98,16 +98,8 @@ class Slice:
 
     def _unless(self, node: ast.If, depth: int) -> Lines:
         """The condition of what is below such a return."""
-        test, words = node.test, "if not"
-        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            test, words = test.operand, "if"
-        text = self.method.init_text(test, ())
-        if isinstance(test, ast.Compare) and [type(op) for op in test.ops] == [ast.Is]:
-            left, right = (self.method.init_text(e, ()) for e in (test.left, *test.comparators))
-            text, words = f"{left} is not {right}", "if"
-        elif words == "if not" and not isinstance(test, ast.Name | ast.Attribute | ast.Call):
-            text = f"({text})"
-        return [(depth, _header_line(words, text, node.col_offset))]
+        text = negated(self.method.init_text(node.test, ()))
+        return [(depth, _header_line("if", text, node.col_offset))]
 
     @functools.cached_property
     def _called(self) -> dict[ast.stmt, list[ast.FunctionDef]]:

@@ -442,7 +442,7 @@ def watched_lines(file: str) -> WatchedLines:
     """The lines of a file that a run is watched at; none unless it is a Python file.
 
     Conditions that read a name are, and for arrays the beginning of each statement, but for lines
-    with a comprehension: Python 3.13.0 crashes where local variables are read inside of one.
+    with a comprehension: Python 3.13.0 crashes where local variables are read inside one.
     """
     try:
         source = source_of(file, pathlib.Path(file).stat().st_mtime)
