@@ -219,6 +219,23 @@ class Model(nn.Module):
         return attention(num_heads=1)(x)
 """,
     ),
+    "partial of an argument": Left(
+        "the NNX counterpart of BatchNorm has no argument force_float32_reductions",
+        """
+class Normed(nn.Module):
+    norm: Any
+
+    @nn.compact
+    def __call__(self, x):
+        return self.norm(use_running_average=True)(x)
+
+
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Normed(functools.partial(nn.BatchNorm, force_float32_reductions=False))(x)
+""",
+    ),
     "cache in list": Left(
         "a layer with a decode cache is in a list",
         """

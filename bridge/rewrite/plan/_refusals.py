@@ -186,7 +186,7 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "Remove {name} if its default will do.",
     ),
     "no-layer-argument": (
-        "{layer} has no {name}",
+        "the NNX counterpart of {layer} has no argument {name}",
         "Remove {name} if its default will do.",
     ),
     "lacks-argument": (
