@@ -190,7 +190,7 @@ def restore(
     failure = "nothing could be restored from"
     with reported(failure, path, "Nothing was changed in memory."):
         with agreed(path):
-            found = read_from(path, read, within=within, layout=layout)
+            found = read_from(path, read, within=within, layout=layout, beside=targets)
         model, assignments, extras, digests = found
         compare(path, digests)
         _assign(assignments)

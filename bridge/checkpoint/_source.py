@@ -103,6 +103,7 @@ def read_from(
     *,
     within: Key | Sequence[Key] = (),
     layout: str | None = None,
+    beside: Collection[str] = (),
 ) -> _T:
     """What `read` makes of the checkpoint at a path, all of it of one checkpoint.
 
@@ -113,6 +114,8 @@ def read_from(
       read: gets what is there, before arrays are read where the format allows.
       within: the keys of the model's tree in a checkpoint that holds more.
       layout: `linen` or `nnx` for a checkpoint of another writer; None to find out.
+      beside: names of trees that are not the model's in a checkpoint of another writer: a field of
+        a `TrainState` looks like a collection if it holds a tree.
 
     Raises:
       CheckpointNotFoundError: there is no checkpoint.
@@ -124,7 +127,7 @@ def read_from(
             found = find(path)
         before = _identity_of(found.path)
         try:
-            made = read(_open(found, within, layout))
+            made = read(_open(found, within, layout, beside))
         except Exception:
             # If it was replaced, this comes of it.
             if _identity_of(found.path) == before:
@@ -149,7 +152,9 @@ def _identity_of(path: Any) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def _open(found: Found, within: Key | Sequence[Key], layout: str | None) -> Source:
+def _open(
+    found: Found, within: Key | Sequence[Key], layout: str | None, beside: Collection[str]
+) -> Source:
     keys = within if isinstance(within, list | tuple) else (within,)
     if layout not in (None, *_single_files.LAYOUTS):
         remedy = f"Give one of {_single_files.LAYOUTS}, or None."
@@ -170,7 +175,7 @@ def _open(found: Found, within: Key | Sequence[Key], layout: str | None) -> Sour
     try:
         if found.format == "bridge":
             return _bridge_source(found.path)
-        return _foreign_source(found, tuple(map(str, keys)), layout)
+        return _foreign_source(found, tuple(map(str, keys)), layout, beside)
     except CheckpointError:
         raise
     except Exception as error:
@@ -193,7 +198,9 @@ def _bridge_source(path: Any) -> Source:
     return Source(path, "orbax", "bridge", variables, extra, trees, {}, written_by, notes.is_intact)
 
 
-def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
+def _foreign_source(
+    found: Found, within: Names, given: str | None, beside: Collection[str]
+) -> Source:
     if found.format in _single_files.FORMATS:
         content = _single_files.read(found.path, found.format)
         trees, values = {}, dict(parts(content))
@@ -228,7 +235,8 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
         layout, main = "linen", {("params", *names): s for names, s in main.items()}
         tops_of_model = {names[1] for names in main} if not within else set(within[:1])
     elif layout == "linen":
-        main = {n: s for n, s in main.items() if len(n) > 1 and n[0] not in _NOT_VARIABLES}
+        others = _NOT_VARIABLES.union(() if within else beside)
+        main = {n: s for n, s in main.items() if len(n) > 1 and n[0] not in others}
         tops_of_model = {names[0] for names in main} if not within else set(within[:1])
     else:
         # Of an NNX state any of its own may be asked for.

@@ -1,5 +1,7 @@
 """Checkpoints that orbax and `flax.serialization` wrote are read into every kind of target."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -162,9 +164,13 @@ def test_boxes_that_another_writer_took_for_subtrees_come_back(tmp_path, write, 
     assert exact(bare) == exact({"params": {"w": jnp.ones((2, 2))}})
 
 
-def make_train_state(variables):
-    state = train_state.TrainState.create(
-        apply_fn=LinenModel().apply, params=variables["params"], tx=TX
+class AveragedState(train_state.TrainState):
+    average: Any
+
+
+def make_train_state(variables, cls=train_state.TrainState, **fields):
+    state = cls.create(
+        apply_fn=LinenModel().apply, params=variables["params"], tx=TX, **fields
     )
     gradients = jax.tree.map(jnp.ones_like, state.params)
     return state.apply_gradients(grads=gradients)
@@ -190,6 +196,18 @@ def test_a_train_state_gives_its_parameters_and_on_request_the_rest(tmp_path, va
     # The statistics are in no TrainState.
     model = checkpoint.restore(path, mixed_model(), allow_missing=True)
     np.testing.assert_array_equal(model.Dense_1.kernel[...], state.params["Dense_1"]["kernel"])
+
+
+def test_a_field_of_a_train_state_that_holds_a_tree_is_no_collection(tmp_path, variables):
+    average = jax.tree.map(jnp.negative, variables["params"])
+    path = write_pytree(
+        tmp_path / "train", make_train_state(variables, AveragedState, average=average)
+    )
+    with pytest.raises(CheckpointError, match="average/Dense_0/bias: not in the target"):
+        checkpoint.restore(path, {"params": variables["params"]})
+    zeros = jax.tree.map(jnp.zeros_like, variables["params"])
+    _, extra = checkpoint.restore(path, {"params": zeros}, extra={"average": zeros})
+    assert exact(extra["average"]) == exact(average)
 
 
 @pytest.mark.parametrize("write", [write_pytree, write_msgpack])
