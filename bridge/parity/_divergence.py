@@ -1,11 +1,20 @@
-"""The first layer, in execution order, that does something else than its counterpart."""
+"""The first layer, in execution order, that does something else than its counterpart.
+
+A small fault, such as another epsilon, may stay within tolerance in its own layer and leave it in a
+later one. So each call is measured by its growth: how many times further apart its outputs are than
+what goes into it. Of the calls up to the first one out of tolerance, that of the largest growth is
+at fault.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
+
+import jax.numpy as jnp
 
 from ._captured import LayerCall, Trace
 from ._dropout import rate_of
@@ -19,7 +28,7 @@ _NO_LAYER = "no such layer"
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """A layer with different outputs.
+    """A layer whose outputs are further apart than its inputs explain.
 
     Attributes:
       place: the layer in `a`; if it is elsewhere in `b`, that stands behind an arrow. Behind a
@@ -35,6 +44,7 @@ class Divergence:
       after: the last call before it whose output agrees, empty if there is none.
       before: the first call inside it, or before it, whose inputs differ; empty if there is
         none. Then the fault is in what is done between `after` and `before`.
+      leaves_tolerance: the first call that is out of tolerance, if this one still is within.
       fields: the static fields that the two layers do not have alike.
       drops: whether dropout is on in it, in `a` and in `b`.
     """
@@ -49,6 +59,7 @@ class Divergence:
     output: Compared
     after: str
     before: str = ""
+    leaves_tolerance: str = ""
     fields: tuple[FieldDifference, ...] = ()
     drops: tuple[bool, bool] = (False, False)
 
@@ -72,7 +83,8 @@ class Layers:
 
     Attributes:
       compared: the worst output of every call that both models make, in execution order.
-      first: the first call whose output differs though its inputs agree.
+      first: the call at fault: the first whose output differs though its inputs agree, or one
+        before it that explains this.
       nan_from: the first call with a NaN in both outputs and none in its inputs, empty if there is
         none.
       fields: which static fields differ, by the place of every layer that both models have, and of
@@ -95,13 +107,17 @@ class Layers:
         self.fields: dict[str, tuple[FieldDifference, ...]] = {}
         self.not_comparable = 0
         self._inexact: list[Divergence] = []
+        # The call of the largest growth so far, and the largest distance within each layer.
+        self._origin: tuple[float, Divergence] | None = None
+        self._inside: dict[tuple[str, ...], float] = {}
         self._after = self._before = ""
         self._table, self._dtypes, self._reshaped = table, dtypes, layouts.reshaped
         found = paired(traces[0], traces[1], layouts)
         self._several = _several([x for x, _ in found.pairs])
         for x, y in found.pairs:
             self._add(x, y)
-        self.first = self.first and dataclasses.replace(self.first, before=self._before)
+        if self.first is not None and not self.first.output.ok:
+            self.first = dataclasses.replace(self.first, before=self._before)
         self.fields |= _dropouts_only(found.only_a, found.only_b)
         self.only = [
             list(_only(found.only_a, {x.path for x, _ in found.pairs})),
@@ -139,9 +155,12 @@ class Layers:
             self._after, fields=fields, drops=(x.drops, y.drops),
         )  # fmt: skip
         self._note_inputs(place, inputs)
+        self._note_growth(found)
         if not output.ok and not self._is_settled():
             # If there is no better one, report the first.
             self.first = found if self.first is None or found.inputs_agree else self.first
+            if self.first.inputs_agree and self._origin and self._origin[1] is not self.first:
+                self.first = dataclasses.replace(self._origin[1], leaves_tolerance=place)
         elif output.ok and self.first is None:
             self._after = place
         if output.verdict == "close" and (inputs is None or inputs.verdict == "bitwise"):
@@ -155,6 +174,21 @@ class Layers:
         differ = inputs is not None and not inputs.ok
         if differ and not self._before and not self._is_settled():
             self._before = place
+
+    def _note_growth(self, call: Divergence) -> None:
+        """Remembers the call whose output is the most times further apart than what goes into it.
+
+        What goes into a layer is its inputs, and what the layers in it return. What is within the
+        rounding of its dtype counts as rounding.
+        """
+        apart, inside = _apart(call.output), self._inside.get(call.path, 0.0)
+        growth = apart / max(_apart(call.inputs), inside, _rounding(call.output))
+        if call.inputs_agree and (self._origin is None or growth > self._origin[0]):
+            self._origin = growth, call
+        if call.output.ok:
+            for length in range(len(call.path)):
+                above = call.path[:length]
+                self._inside[above] = max(apart, self._inside.get(above, 0.0))
 
     def _is_settled(self) -> bool:
         return self.first is not None and self.first.inputs_agree
@@ -174,6 +208,19 @@ class Layers:
         if not names:
             names = list(zip(a, b, strict=False))
         return [compare(place, a[x], b[y], self._table, dtypes=self._dtypes) for x, y in names]
+
+
+def _apart(c: Compared | None) -> float:
+    """How far two arrays are apart, relative to their size."""
+    if c is None or c.verdict == "bitwise":
+        return 0.0
+    return sys.float_info.max if c.max_rel is None else min(c.max_rel, sys.float_info.max)
+
+
+def _rounding(c: Compared) -> float:
+    """The distance of neighbouring numbers of the dtype; what is not a float has no rounding."""
+    names = [name for name in c.dtypes if name and jnp.issubdtype(name, jnp.inexact)]
+    return max([sys.float_info.min, *(float(jnp.finfo(name).eps) for name in names)])
 
 
 def _in_shapes_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:

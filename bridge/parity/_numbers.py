@@ -168,7 +168,7 @@ def _compare(
         max_abs=max_abs,
         max_rel=0.0 if max_abs == 0 else (max_abs / scale if scale else float("inf")),
         index=tuple(int(i) for i in worst),
-        values=(_show(x[worst]), _show(y[worst])) if distance.size else None,
+        values=_show_both(x[worst], y[worst]) if distance.size else None,
         note=", ".join(notes),
         **about,
     )
@@ -264,8 +264,14 @@ def _kind(value: Any) -> str:
     return f"an array {value.dtype}{list(value.shape)}" if is_comparable(value) else _show(value)
 
 
-def _show(value: Any) -> str:
+def _show_both(x: Any, y: Any) -> tuple[str, str]:
+    """Two numbers, with so many digits that they are not the same."""
+    shown = _show(x), _show(y)
+    return (_show(x, 9), _show(y, 9)) if shown[0] == shown[1] else shown
+
+
+def _show(value: Any, digits: int = 6) -> str:
     if isinstance(value, float | complex | np.floating | np.complexfloating):
-        return f"{value:.6g}"
+        return f"{value:.{digits}g}"
     text = repr(value)
     return text if len(text) < 40 else text[:39] + "…"

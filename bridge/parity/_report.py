@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bridge.port._numbers import folded, numbered
+
 from ._divergence import Divergence
 from ._numbers import Compared, worst
 
@@ -33,6 +35,8 @@ _WIDTH = 100
 _MOST = {"weights": 12, "outputs": 8, "state": 12, "fields": 12, "partition specs": 12}
 _MOST_DOWNSTREAM = 4
 _MOST_LINES = 180
+# So many rows that are alike are one.
+_ENOUGH = 4
 _REST = "print(report.text(whole=True)) shows all, and --json on the command line"
 
 
@@ -79,8 +83,9 @@ class Report:
       a: the first model's name.
       b: the second one's.
       sections: what was compared, in order.
-      first_divergence: the first layer in execution order whose output differs though its inputs
-        agree; None if there is none, or if layers were not compared.
+      first_divergence: the first layer in execution order whose outputs are further apart than its
+        inputs explain, if a layer is out of tolerance; None if there is none, or if layers were not
+        compared.
       first_inexact: the first layer whose output agrees within tolerance and is not bitwise equal,
         though its inputs are. If static fields differ in some of these, the first of those.
       hints: what else explains the verdict: what turns training off, where NaN comes from.
@@ -167,11 +172,12 @@ def _as_text(report: Report, whole: bool) -> str:
         _line(console, line)
     for section in report.sections:
         if section.differing:
-            shown = section.differing if whole else section.differing[: _most(section)]
-            console.print(_details(section, shown))
-            left = len(section.differing) - len(shown)
-            if left > 0:
-                _line(console, f"… and {left} more in {section.name}")
+            rows = [_row(c) for c in section.differing]
+            rows = rows if whole else _folded(rows)
+            most = len(rows) if whole else _most(section)
+            console.print(_details(section, rows[:most]))
+            if rows[most:]:
+                _line(console, f"… and {len(rows) - most} more in {section.name}")
     for section in report.sections:
         if section.note:
             _line(console, f"{section.name}: {section.note}")
@@ -205,25 +211,47 @@ def _summary(report: Report) -> Table:
     table = _table("compared", "verdict", "values", "bitwise", "max abs", "max rel", "worst at")
     for section in report.sections:
         worst = section.worst
+        most = max((c.max_abs for c in section.compared if c.max_abs is not None), default=None)
         table.add_row(
             section.name,
             _verdict(section),
             str(len(section.compared)),
             str(sum(c.verdict == "bitwise" for c in section.compared)),
-            *_numbers(worst),
+            _number(most),
+            _number(worst and worst.max_rel),
             worst.place if worst and worst.verdict != "bitwise" else "",
         )
     return table
 
 
-def _details(section: Section, shown: Sequence[Compared]) -> Table:
+def _details(section: Section, rows: Sequence[Sequence[str]]) -> Table:
     table = _table(section.name, "max abs", "max rel", "allowed", "at", "a", "b")
-    for c in shown:
-        a, b = _sides(c)
-        place = f"{c.place}: {c.note}" if c.note else c.place
-        index = "" if c.index is None else str(list(c.index))
-        table.add_row(place, *_numbers(c), f"{c.tolerance.rtol:.0e}", index, a, b)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _row(c: Compared) -> tuple[str, ...]:
+    place = f"{c.place}: {c.note}" if c.note else c.place
+    index = "" if c.index is None else str(list(c.index))
+    return place, *_numbers(c), f"{c.tolerance.rtol:.0e}", index, *_sides(c)
+
+
+def _folded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Fewer rows that say the same: those of repeated blocks as one, `blocks/{0..5}/norm`."""
+    alike: dict[Any, list[tuple[str, ...]]] = {}
+    for place, *cells in rows:
+        alike.setdefault((numbered(place).pieces, *cells), []).append((place, *cells))
+    found: list[tuple[str, ...]] = []
+    for group in alike.values():
+        # Either side of an arrow has numbers of its own.
+        places = [place.split(" -> ") for place, *_ in group]
+        sides = [folded(side) for side in zip(*places, strict=True)]
+        if len(group) < _ENOUGH or any(len(side) > 1 for side in sides):
+            found += group
+        else:
+            found.append((" -> ".join(side for (side,) in sides), *group[0][1:]))
+    return found
 
 
 def _divergence(report: Report) -> Iterator[str]:
@@ -239,6 +267,8 @@ def _divergence(report: Report) -> Iterator[str]:
     if not found.inputs_agree:
         yield "  its inputs differ already, and no layer before it was compared that explains it"
     yield from _why(found)
+    if found.leaves_tolerance:
+        yield f"  within tolerance here, and out of it in {found.leaves_tolerance}"
     if found.after:
         yield f"  the last layer before it that agrees: {found.after}"
 
@@ -299,7 +329,11 @@ def _sides(c: Compared) -> tuple[str, str]:
 def _numbers(c: Compared | None) -> tuple[str, str]:
     if c is None or c.max_abs is None or c.max_rel is None:
         return "", ""
-    return f"{c.max_abs:.1e}" if c.max_abs else "0", f"{c.max_rel:.1e}" if c.max_rel else "0"
+    return _number(c.max_abs), _number(c.max_rel)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1e}" if value else "0"
 
 
 def _verdict(section: Section) -> str:

@@ -15,6 +15,7 @@ from flax.linen import spmd
 import registry
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral
+from bridge.port._numbers import folded
 
 from ._captured import Trace
 from ._divergence import Layers
@@ -145,8 +146,8 @@ def fields(found: Layers | None, *, is_advisory: bool) -> Section:
 
 
 def _listed(places: Iterable[str]) -> str:
-    """The first few places, and how many there are besides."""
-    places = list(places)
+    """The first few places, those of repeated blocks as one, and how many there are besides."""
+    places = folded(list(places))
     left = len(places) - _MOST_PLACES
     return ", ".join(places[:_MOST_PLACES]) + (f" and {left} more" if left > 0 else "")
 

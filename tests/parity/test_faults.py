@@ -144,6 +144,41 @@ def test_another_epsilon_is_seen_by_the_layers_and_not_by_the_weights(linen, nat
     assert report.first_divergence.after == "layers_0 -> layers/0"
 
 
+class Amplifying(nnx.Module):
+    """A norm, and a layer that takes away most of what the norm returns for one input."""
+
+    def __init__(self, epsilon=1e-6, weight=1.0):
+        self.norm = nnx.LayerNorm(4, epsilon=epsilon, rngs=nnx.Rngs(0))
+        self.out = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        self.out.kernel[...] = jnp.eye(4).at[0, 0].set(weight)
+        self.out.bias[...] = -0.9 * jnp.asarray(ROW) / np.std(ROW)
+
+    def __call__(self, x):
+        return self.out(self.norm(x))
+
+
+ROW = np.asarray([-1.5, -0.5, 0.5, 1.5], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("faults", "layer", "leaves"),
+    [
+        # The norm stays within tolerance, and the layer behind it does not.
+        ({"epsilon": 1e-5}, "norm", "out"),
+        ({"epsilon": 1.01e-6, "weight": 1.01}, "out", ""),
+    ],
+)
+def test_the_layer_at_fault_is_the_one_whose_inputs_do_not_explain_it(faults, layer, leaves):
+    report = parity.check(Amplifying(), Amplifying(**faults), ROW[None], gradients=False)
+
+    found = report.first_divergence
+    assert found.path == (layer,)
+    assert found.leaves_tolerance == leaves
+    assert ("epsilon" in {field.name for field in found.fields}) == (layer == "norm")
+    assert f"first layer that diverges: {layer} (" in str(report)
+    assert ("within tolerance here, and out of it in out" in str(report)) == bool(leaves)
+
+
 def test_another_activation_names_the_block_whose_layers_all_agree(linen, native):
     native.layers[1].activation = nnx.gelu
 

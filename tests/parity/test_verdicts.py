@@ -512,8 +512,30 @@ def test_the_text_of_a_large_difference_is_short_and_the_whole_can_be_had():
     assert "print(report.text(whole=True)) shows all" in cut.splitlines()[-1]
     assert many.text(whole=True).count("word") == 50_000
     places = [f"params/w{number}" for number in range(40)]
-    compared = tuple(parity.Compared(place, "differs", 1.0, 1.0) for place in places)
+    compared = tuple(
+        parity.Compared(place, "differs", 1.0 + n, 1.0) for n, place in enumerate(places)
+    )
     many = dataclasses.replace(report, sections=(parity.Section("weights", compared),))
     assert "and 28 more in weights" in str(many)
     assert "more in weights" not in many.text(whole=True)
     assert all(f"{place} " in many.text(whole=True) for place in places)
+
+
+def test_repeated_blocks_are_one_row_and_the_largest_difference_is_shown():
+    places = [f"params/blocks_{n}/w -> blocks/{n}/w" for n in range(6)]
+    compared = (
+        *(parity.Compared(place, "differs", note="only in a") for place in places),
+        parity.Compared("params/small", "differs", 1e-3, 0.5),
+        parity.Compared("params/large", "differs", 7.0, 0.1),
+    )
+    report = parity.Report("a", "b", (parity.Section("weights", compared),))
+
+    rows = [line for line in str(report).splitlines() if line.startswith("| params/")]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "params/blocks_{0..5}/w -> blocks/{0..5}/w: only in a",
+        "params/small",
+        "params/large",
+    ]
+    [summary] = [line for line in str(report).splitlines() if line.startswith("| weights  | D")]
+    assert "7.0e+00" in summary
+    assert sum(f"blocks/{n}/w" in report.text(whole=True) for n in range(6)) == 6
