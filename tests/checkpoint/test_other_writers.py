@@ -169,9 +169,7 @@ class AveragedState(train_state.TrainState):
 
 
 def make_train_state(variables, cls=train_state.TrainState, **fields):
-    state = cls.create(
-        apply_fn=LinenModel().apply, params=variables["params"], tx=TX, **fields
-    )
+    state = cls.create(apply_fn=LinenModel().apply, params=variables["params"], tx=TX, **fields)
     gradients = jax.tree.map(jnp.ones_like, state.params)
     return state.apply_gradients(grads=gradients)
 
