@@ -1,4 +1,4 @@
-"""What every test runs under: tests, guides, the README and docstring examples alike."""
+"""The settings of all tests: those in `tests`, guides, the README and docstring examples."""
 
 import functools
 import gc

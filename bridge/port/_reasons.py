@@ -1,4 +1,4 @@
-"""What speaks for two things being the same, in the words of `suggest`."""
+"""The reasons for which `suggest` takes two things for the same, in the words that it prints."""
 
 from __future__ import annotations
 

@@ -29,9 +29,10 @@ __all__ = [
 
 
 class _CallableModule(_types.ModuleType):
-    """A module that stands for its main function, as `bridge.rewrite(...)` needs it.
+    """A module that can be called like its main function: `bridge.rewrite(...)`.
 
-    Setting `__class__` is what Python's data model provides for a module's own behaviour.
+    Python's data model provides the assignment to `__class__` for a module with behaviour of its
+    own.
     """
 
     def __call__(self, *args: _Any, **kwargs: _Any) -> Rewrite:

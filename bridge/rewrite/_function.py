@@ -53,44 +53,47 @@ def rewrite(
 ) -> Rewrite:
     """Rewrites a Linen model's sources as NNX sources, and proves that the two do the same.
 
-    The model runs under `jax.eval_shape`, also with other sizes, and is looked at meanwhile. Each
-    class of its package that was reached becomes an NNX class, or stays Linen with a reason and is
-    wrapped in `bridge.ToNNX`. Then both models get the same random weights and are compared by
-    `bridge.parity`; what two traces show to be one program is not computed. A class that fails
-    stays Linen, and the rest is proven again. At last each class is compared for other values of
-    its fields, one at a time, where Linen takes them; where it differs, it is "proven for this
-    configuration", and the result names the field and the value. Nothing is written, and nothing
-    of the program runs but its imports, `make` and the model.
+    The model runs under `jax.eval_shape`, also with other sizes, and the run is recorded. Each
+    class of its package that the run reached becomes an NNX class, or stays Linen with a reason and
+    is wrapped in `bridge.ToNNX`. Then both models get the same random weights, and `bridge.parity`
+    compares them. Where their traces are the same program, nothing has to be computed. A class that
+    fails stays Linen, and the rest is proven again.
+
+    In the end each class is compared for other values of its fields, one field at a time. Values
+    that the Linen class refuses are skipped. If the new class differs for a value, its level is
+    "proven for this configuration", and the result names the field and the value.
+
+    This function writes no file. Of the program it runs only the imports, `make` and the model.
 
     Args:
-      make: what gives the Linen model, or the model.
+      make: the Linen model, or a function without arguments that returns it.
       *inputs: sample inputs, arrays or `jax.ShapeDtypeStruct`s.
       kwargs: keyword arguments of the model's call, such as `{'train': False}`.
-      method: what is called, by default `__call__`.
+      method: the method to call, by default `__call__`.
       also: more entry points that reach other branches, each `(make, *inputs)` or
         `(make, *inputs, kwargs)` with a dict.
       keep_names: whether attributes keep Linen's automatic names, such as `Dense_0`.
       only: names of the classes that may be rewritten; all by default.
       skip: names of classes that stay Linen.
-      gradients: whether gradients are compared too, which takes time where the models are not one
-        program.
-      fast: whether other values of the fields are left out: every class is then at most "proven
-        for this configuration".
-      as_linen: whether the old files keep Linen classes of the same names, which run the new ones:
-        the rest of the program stays as it is. `write` writes both.
-      train: gives a sample of the training, `(state, train_step, batches)`: the first `TrainState`,
-        the function that makes a step from a state, and for each step a tuple of its other
-        arguments. The functions that it runs are rewritten too, in new files, and proven by
-        three steps.
-      progress: is told what goes on.
+      gradients: whether gradients are compared too. This takes time, except where both traces are
+        the same program.
+      fast: whether to skip the comparison for other values of the fields. Every class is then at
+        most "proven for this configuration".
+      as_linen: whether the old files keep Linen classes of the same names, which run the new
+        classes. The rest of the program stays as it is. `write` writes both.
+      train: a function that returns a sample of the training, `(state, train_step, batches)`: the
+        first `TrainState`, the function that makes a step from a state, and for each step a tuple
+        of its other arguments. The functions that the sample runs are rewritten too, into new
+        files, and proven by three steps.
+      progress: a function that is called with a line of text at each stage.
 
     Returns:
       The result: `print(result)` shows each class's level, `result.diff` the new sources,
       `result.write()` writes them.
 
     Raises:
-      RewriteError: the model or the sample cannot be made or run, or `only` or `skip` names a class
-        that it has not.
+      RewriteError: the model or the sample cannot be made or run, or the model has no class that
+        `only` or `skip` names.
       InvalidMethodError: the model has no method of this name.
 
     Example::

@@ -37,11 +37,11 @@ class Rewriter:
     """Rewrites a program.
 
     Args:
-        entries: what is run, the first one the main one.
+        entries: what is run; the first entry is the main one.
         keep_names: whether automatic names stay Linen's.
         only: names of the classes that may be rewritten, None for all.
         skip: names of classes that stay Linen.
-        on_progress: is given a line about what goes on.
+        on_progress: is called with a line of text at each stage.
         gradients: whether gradients are compared.
         varies: whether each class is proven for other values of its fields too.
     """

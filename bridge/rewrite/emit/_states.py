@@ -25,7 +25,7 @@ _OF_VARIABLES = (
     *("get_variable", "has_rng", "param", "put_variable"),
     *("scope", "variable", "variables"),
 )
-# A note that is no reason to keep a class in a Linen program, whose keys come from `rngs=`.
+# A Linen program passes keys in `rngs=`, so this note keeps no class from being exported there.
 DRAWS = "keys are drawn from an NNX stream"
 
 

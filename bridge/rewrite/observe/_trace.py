@@ -1,8 +1,8 @@
-"""Runs a Linen model without computing anything, and looks on.
+"""Runs a Linen model without computing anything, and records what it does.
 
-`sys.settrace` tells when a module is made and which lines run; it is Python's public way to see
-the frame that calls a constructor, whose position in the source is exact since Python 3.11. Flax
-has no hook for constructors: `nn.intercept_methods` does not see `__post_init__`.
+`sys.settrace` shows when a module is made and which lines run. It is Python's public way to see the
+frame that calls a constructor; since Python 3.11 a frame knows its exact position in the source.
+Flax has no hook for constructors: `nn.intercept_methods` does not see `__post_init__`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KINDS = {
 
 
 class WatchedLines(NamedTuple):
-    """Lines of a file at whose beginning something is noted.
+    """Lines of a file before which something is recorded.
 
     Attributes:
         conditions: where all local variables are kept.
@@ -53,11 +53,11 @@ class WatchedLines(NamedTuple):
 
 
 class Watch:
-    """Looks on while models run.
+    """Records what models do while they run.
 
     Args:
         is_inside: whether a file belongs to the user's package.
-        watched: by file, the lines at whose beginning something is noted.
+        watched: by file, the lines before which something is recorded.
     """
 
     def __init__(

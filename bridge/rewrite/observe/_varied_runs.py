@@ -31,13 +31,13 @@ class Runs:
     Args:
         entries: what is run.
         inside: whether a file belongs to the program.
-        watched: the lines of a file at whose beginning something is noted.
-        on_progress: is given a line about what goes on.
+        watched: the lines of a file before which something is recorded.
+        on_progress: is called with a line of text at each stage.
 
     Attributes:
         watch: what was seen.
         varied: the runs with other sizes.
-        notes: what is to be said of the runs.
+        notes: remarks on the runs for the report.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class Slot:
         loops: the loops and comprehensions around it, the outermost first.
         is_list: whether it makes one for each turn.
         lift: what its calls go through, None if it is called as it is.
-        outer: the slot whose arguments it is among.
+        outer: the slot that takes it as an argument.
         modes: what each call is given besides, by name.
         linen: why it is wrapped instead of rewritten.
         variable: the local variable that it alone is assigned to.

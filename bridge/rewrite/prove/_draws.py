@@ -1,8 +1,8 @@
 """Keys that all draw the same numbers, so that two models drop the same elements.
 
-Linen folds a path into a key and NNX counts, so that no key makes both draw the same mask. Under a
-generator whose bits depend on the shape alone they do, and a training step can be compared. JAX
-lets anybody define a generator.
+Linen folds a path into a key and NNX counts draws, so no key makes both draw the same mask. A
+generator of our own, which JAX allows, makes bits that depend only on the shape. With it both
+models draw the same mask, and a training step can be compared.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def draws(program: Program) -> bool:
 
 
 def drawn_in_calls(program: Program) -> list[str]:
-    """The streams that calls of a model draw from, none if no call draws."""
+    """The streams that calls of a model draw from, empty if no call draws."""
     return sorted({*streams(program)} - {"params"}) if draws(program) else []
 
 

@@ -136,7 +136,7 @@ class FieldVariation:
             return
         entry, maker = found
         yield True
-        # Where all sizes differ, none can stand for another.
+        # Where all sizes differ, no size can be taken for another.
         others: dict[str, Any] = {}
         for sizes in other_sizes(entry.make(), _names(plan)):
             holds = self._holds(plan, entry, maker, sizes)

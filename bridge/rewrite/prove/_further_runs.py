@@ -69,7 +69,7 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
 
 
 def _has_unmade(program: Program, plan: ClassPlan) -> bool:
-    """Whether a class has layers that no run made, or weights that none used."""
+    """Whether a class has layers that no run made, or weights that no run used."""
     for slot in plan.slots.values():
         # A layer of `setup` that was never called has no weights.
         made = [*map(program.records.made_by, slot.makings)]

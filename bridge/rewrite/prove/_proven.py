@@ -47,7 +47,7 @@ class Proof:
         notes: what was not compared.
         place: the run in which something differs.
         limits: what raised, or had other shapes, with other fields than the given ones.
-        same: the runs in which both models are one program, whose numbers need no comparison.
+        same: the runs in which both models are one program, so that no numbers are compared.
     """
 
     reports: Mapping[str, parity.Report]

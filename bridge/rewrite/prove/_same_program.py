@@ -358,8 +358,9 @@ _OWNERS = ("jax", "flax")
 def is_known_rule(place: str) -> bool:
     """Whether a function with a rule for gradients is one of JAX's or Flax's, and no closure.
 
-    A rule may hold what no trace shows: what a factory was given, and arguments that are not
-    differentiated. A function at the top of a module, all of whose arguments are, has one rule.
+    A rule may depend on things that no trace shows: the arguments of a factory, and arguments that
+    are not differentiated. A function at the top of a module that differentiates all arguments has
+    one rule.
 
     Args:
         place: of JAX's debug information, as `relu at functions.py:71`.

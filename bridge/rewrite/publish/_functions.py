@@ -1,4 +1,4 @@
-"""Holds what became of the functions that train the model."""
+"""Holds the results for the functions that train the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridge.rewrite.plan._refusals import Refusal
 
 @dataclasses.dataclass(frozen=True)
 class FunctionResult:
-    """What became of a function, or of a class of states.
+    """The result for a function, or for a class of states.
 
     Attributes:
         name: its name.
@@ -33,10 +33,10 @@ class Training:
     """The rewritten training program.
 
     Attributes:
-        functions: each function that has to be another one.
-        sources: the new files' texts by path, empty if the program is not proven.
-        old_sources: the path of the file that each of them comes from.
-        difference: the largest difference in three steps, None if it is not proven.
+        functions: each function that has to change.
+        sources: the texts of the new files by path, empty if the program is not proven.
+        old_sources: the path of the old file that each new file comes from.
+        difference: the largest difference in three steps, None if the program is not proven.
     """
 
     functions: tuple[FunctionResult, ...] = ()
@@ -46,18 +46,18 @@ class Training:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the new functions ran, and did the same as the old ones."""
+        """Whether the new functions ran and did the same as the old ones."""
         return self.difference is not None
 
     @property
     def left(self) -> tuple[FunctionResult, ...]:
-        """The functions that stay as they are, and have to be others."""
+        """The functions that have to change but stay as they are."""
         return tuple(each for each in self.functions if each.refusal is not None)
 
     def is_about(self, place: str) -> bool:
-        """Whether a place that is to change by hand, `file.py:12: ...`, was rewritten.
+        """Whether the line of a place, `file.py:12: ...`, was rewritten with the training.
 
-        The file may be the end of a path, or all of it.
+        The file may be a whole path or the end of one.
         """
         file, line, _ = place.split(":", 2)
         return any(
@@ -68,7 +68,7 @@ class Training:
         )
 
     def shown(self) -> Iterator[str]:
-        """What a person reads: the proof, and each function that stays as it is."""
+        """The lines of the report: the proof, and each function that stays as it is."""
         yield self.verdict
         for each in self.left:
             name = pathlib.PurePath(each.file).name
@@ -78,7 +78,7 @@ class Training:
 
     @property
     def verdict(self) -> str:
-        """What the proof says, in a few words."""
+        """The outcome of the proof in a few words."""
         if self.difference is None:
             return "the training stays as it is"
         count = sum(each.refusal is None for each in self.functions)

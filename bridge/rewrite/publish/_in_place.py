@@ -46,7 +46,7 @@ class InPlace:
     Args:
         files: the files that are rewritten.
         proven: says what fails in the new texts, given by module: path and text.
-        training: the functions that are rewritten too, whose places stand in nobody's way.
+        training: the functions that are rewritten too; what they use is no obstacle.
         is_proven: whether the program was proven.
     """
 
@@ -67,10 +67,10 @@ class InPlace:
         """The new texts by path.
 
         Args:
-            by_hand: files whose uses and notes are taken care of by hand.
+            by_hand: files that the user changes by hand; what is in them is no obstacle.
 
         Raises:
-            RewriteError: something stands in the way; all of it is told.
+            RewriteError: there are obstacles; the error lists all of them.
         """
         texts = {each.source.file: in_place_text(each) for each in self.files}
         if texts and all(bytes_of(path) == text.encode() for path, text in texts.items()):

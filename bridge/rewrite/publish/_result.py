@@ -41,15 +41,15 @@ th.diff_header { text-align: left; }
 
 @dataclasses.dataclass(frozen=True)
 class ClassResult:
-    """What became of one Linen class.
+    """The result for one Linen class.
 
     Attributes:
-        name: the class.
-        file: where it is.
+        name: the name of the class.
+        file: the file that defines it.
         line: the line of `class`.
         level: one of `LEVELS`.
-        notes: why it is not simply proven, each with a line of `file` where there is one.
-        refusals: why it, or a layer in it, stays Linen, and what can be done.
+        notes: why the level is not "proven", each with a line of `file` where there is one.
+        refusals: why the class, or a layer in it, stays Linen, and what you can do.
     """
 
     name: str
@@ -64,35 +64,37 @@ class ClassResult:
 class Rewrite:
     """The result of `bridge.rewrite`.
 
-    Nothing is written before `write`.
+    No file is written before `write` is called.
 
     Attributes:
         classes: each class of the package that the trace reached.
-        sources: the new files' texts by path.
-        old_sources: the path of the file that each of them comes from.
+        sources: the texts of the new files by path.
+        old_sources: the path of the old file that each new file comes from.
         rules: NNX paths by Linen paths, for `bridge.port`, `bridge.parity` and
             `checkpoint.restore`.
-        reports: of `bridge.parity.check`, by what was compared; empty if nothing could be.
-        sizes: what the model's constructor is given besides its fields, for each entry point.
-        root: the model's class.
-        notes: what concerns no single class.
-        find_places: gives `places`.
-        make_test: gives the text of the test that `write(test=True)` writes, None if the program
+        reports: the reports of `bridge.parity.check`, by what was compared; empty if nothing was.
+        sizes: the arguments that the model's constructor takes besides its fields, for each entry
+            point.
+        root: the name of the model's class.
+        notes: notes that do not belong to a single class.
+        find_places: computes `places`.
+        make_test: returns the text of the test that `write(test=True)` writes, None if the program
             was not proven.
-        programs: the runs in which both models were traced to one program, the same operations on
-            the same values: whose results and gradients are equal without being computed.
-        make_in_place: gives what `in_place` does.
-        parts: the classes that were proven by themselves, because the model's own stays Linen.
+        programs: the runs in which both models traced to the same program. Results and gradients
+            are equal there and need not be computed.
+        make_in_place: does what `in_place` does.
+        parts: the classes that were proven by themselves because the class of the model stays
+            Linen.
         native_share: the share of the parameters that are in native NNX layers, from 0 to 1.
-        as_linen: whether the old files keep Linen classes, which run the new ones.
-        exported: the names of these classes.
-        make_linen_texts: gives the old files with them.
+        as_linen: whether the old files keep Linen classes that run the new classes.
+        exported: the names of these Linen classes.
+        make_linen_texts: returns the old files with these Linen classes.
         training: the functions that train the model, None if no sample was given.
-        further_rules: the rules of other models that entry points make, by class; `write` puts
-            them into a file for each.
-        left_shares: the share of the parameters that each class keeps from being native, largest
-            first.
-        check_sources: raises if an old file was changed since it was read.
+        further_rules: the rules of the other models that entry points make, by class; `write`
+            writes a file for each.
+        left_shares: by class, the share of the parameters that the class keeps from being native,
+            largest first.
+        check_sources: raises an error if an old file was changed since it was read.
     """
 
     classes: tuple[ClassResult, ...]
@@ -123,16 +125,16 @@ class Rewrite:
 
     @functools.cached_property
     def places(self) -> tuple[str, ...]:
-        """Where the rest of the package makes the models, calls, trains and saves them.
+        """The places where the rest of the package makes, calls, trains and saves the models.
 
-        Each is shown with what takes its place; nothing of it is rewritten. The package's files
-        are read when this is asked for.
+        Each comes with its replacement, and none of them is rewritten. The first access reads the
+        files of the package.
         """
         return () if self.find_places is None else tuple(self.find_places())
 
     @property
     def ok(self) -> bool:
-        """Whether every class is rewritten, and the program is proven, with its training."""
+        """Whether every class is rewritten and the program is proven, including its training."""
         is_trained = self.training is None or self.training.is_proven
         return (
             self.is_proven
@@ -144,7 +146,7 @@ class Rewrite:
     def is_proven(self) -> bool:
         """Whether the new program was run and does the same as the old one.
 
-        Where the model's own class stays Linen: whether each of its parts does.
+        If the class of the model stays Linen, this is about its rewritten parts.
         """
         return bool(self.reports) and all(report.ok for report in self.reports.values())
 
@@ -206,18 +208,18 @@ class Rewrite:
         """Writes the new files and the rules: all of them, or none.
 
         Args:
-            test: whether a test is written too, which compares the two models.
-            overwrite: whether files are replaced that were not written by the rewriter, or that
-                were changed since.
-            in_place: whether the old files get the new classes, and no new files are written.
-            by_hand: with `in_place`, as for `in_place`.
+            overwrite: whether to replace files that the rewriter did not write, or that were
+                changed since it wrote them.
+            test: whether to write a test that compares the two models, too.
+            in_place: whether to put the new classes into the old files instead of new ones.
+            by_hand: as for the method `in_place`.
 
         Returns:
             The paths of the files that are new or changed.
 
         Raises:
-            RewriteError: there are such files, or the test cannot be written; or something stands
-                in the way of writing in place; or an old file was changed since it was read.
+            RewriteError: `overwrite` would be needed, the test cannot be written, the files cannot
+                be rewritten in place, or an old file was changed since it was read.
         """
         if self.as_linen:
             texts = self.linen_texts
@@ -241,7 +243,7 @@ class Rewrite:
 
     @property
     def linen_texts(self) -> Mapping[str, str]:
-        """The old files by path, with Linen classes that run the new ones.
+        """The old files by path, with Linen classes that run the new NNX classes.
 
         Raises:
             RewriteError: a file was changed since it was read.
@@ -249,18 +251,18 @@ class Rewrite:
         return {} if self.make_linen_texts is None else self.make_linen_texts()
 
     def in_place(self, by_hand: Iterable[str] = ()) -> Mapping[str, str]:
-        """The old files with the new classes in the place of the old ones.
+        """The old files with the new classes in place of the old ones.
 
         Args:
-            by_hand: files that use the old classes, or whose classes need review, and that are
-                changed by hand.
+            by_hand: files that you change by hand because they use the old classes, or because
+                their classes need review.
 
         Returns:
-            Their texts by path.
+            The texts of the files by path.
 
         Raises:
             RewriteError: a class of these files stays Linen, the package uses one in another way,
-                or a file was changed since it was read; everything that stands in the way is told.
+                or a file was changed since it was read. The error lists all obstacles.
         """
         if self.make_in_place is None:
             raise RewriteError(
@@ -344,13 +346,13 @@ class Rewrite:
 
     @property
     def remedies(self) -> tuple[str, ...]:
-        """What can be done about what stays Linen, by the ids that the notes name."""
+        """What you can do about each refusal, by the ids that the notes name."""
         found = [refusal for each in self.classes for refusal in each.refusals]
         return tuple(dict.fromkeys(f"[{each.id}] {each.remedy}" for each in found))
 
     @property
     def native(self) -> str:
-        """How much of the model is native NNX, in a few words."""
+        """The native share of the model in a few words."""
         rewritten = sum(each.level != "left Linen" for each in self.classes)
         # All of them only where nothing is missing, however little.
         share = int(100 * self.native_share)
@@ -358,7 +360,7 @@ class Rewrite:
 
     @property
     def verdict(self) -> str:
-        """What the proof says, in a few words."""
+        """The outcome of the proof in a few words."""
         if not self.reports:
             return "the program as a whole is not proven"
         if not self.is_proven:

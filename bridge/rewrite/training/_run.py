@@ -44,7 +44,7 @@ class Seen:
         self.kinds: dict[Place, dict[str, Kind]] = {}
         self.lines: dict[str, set[int]] = {}
         self.fields: dict[str, dict[str, Kind]] = {}
-        # Where a module is applied whose fields are not those of the first that was initialised.
+        # Where a module is applied that has other fields than the first that was initialised.
         self.others: set[tuple[str, int]] = set()
         self._first: dict[str, Any] | None = None
 

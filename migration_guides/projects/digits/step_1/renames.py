@@ -1,3 +1,3 @@
-"""Where the modules of the Linen program are now."""
+"""Rules from the paths of the Linen program to the present ones."""
 
 FROM_LINEN: dict[str, str] = {}

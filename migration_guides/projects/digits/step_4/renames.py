@@ -1,4 +1,4 @@
-"""Where the modules of the Linen program are now."""
+"""Rules from the paths of the Linen program to the present ones."""
 
 FROM_LINEN: dict[str, str] = {
     "stem/Conv_0": "stem.conv",
