@@ -14,7 +14,7 @@ from flax import nnx
 import registry
 from bridge import checkpoint, linen_to_nnx, port
 from bridge._conversion.arrays import shape_of
-from bridge._conversion.linen_leaves import to_variables
+from bridge._conversion.linen_leaves import from_variables, to_variables
 from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest
 from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
@@ -89,7 +89,7 @@ def _for_model(
 ) -> Conversion:
     """The conversion into what a model needs: an NNX module or Linen variables, abstract."""
     to_nnx = isinstance(model, nnx.Module)
-    plan = port.plan(source_of(contents, arguments, inputs, to_nnx=to_nnx), model, rules)
+    plan = port.plan(source_of(contents, arguments, inputs, model), model, rules)
 
     def make() -> Any:
         made = plan.apply()
@@ -102,8 +102,7 @@ def source_of(
     contents: CheckpointContents,
     arguments: argparse.Namespace,
     inputs: tuple[Any, ...],
-    *,
-    to_nnx: bool,
+    model: Any,
 ) -> Any:
     """A checkpoint as the source of a plan: Linen variables, or an NNX State or module.
 
@@ -111,9 +110,9 @@ def source_of(
         contents: the checkpoint.
         arguments: those of the command, whose `--source-model` is the module.
         inputs: inputs for that module, if it brings none.
-        to_nnx: whether the values are for an NNX model.
+        model: what the values are for, an NNX module or Linen variables.
     """
-    if to_nnx:
+    if isinstance(model, nnx.Module):
         return to_variables(_with_collections(contents))
     if arguments.source_model is not None:
         # With its classes, so that fused gates are known.
@@ -124,12 +123,25 @@ def source_of(
             )
         options = {"within": arguments.within, "layout": arguments.layout}
         return checkpoint.restore(arguments.checkpoint, written_by, rngs=False, **options)
+    leaves = contents.without_rngs().leaves
     if not contents.has_collections:
-        # A bare array is matched with a leaf of any collection.
-        return _bare_state(contents.without_rngs())
+        leaves = _in_collections(leaves, from_variables(model))
     # Orbax writes the numbers of an `nnx.List` as texts, which no rule for stacked layers matches.
-    leaves = contents.without_rngs().leaves.items()
-    return linen_to_nnx(to_variables({(c, _renaming.nnx_keys(p)): leaf for (c, p), leaf in leaves}))
+    by_key = {(c, _renaming.nnx_keys(path)): leaf for (c, path), leaf in leaves.items()}
+    return linen_to_nnx(to_variables(by_key))
+
+
+def _in_collections(leaves: Neutral, target: Neutral) -> Neutral:
+    """The leaves of an NNX state, with the collections in which a Linen model has such names."""
+    known: dict[Any, str] = {}
+    for collection, path in sorted(target, key=lambda address: address[0] != "params"):
+        for names in (path, path[-1:]):
+            known.setdefault(tuple(map(str, names)), collection)
+    made: Neutral = {}
+    for (_, path), leaf in leaves.items():
+        names = tuple(map(str, path))
+        made[known.get(names) or known.get(names[-1:], "params"), path] = leaf
+    return made
 
 
 def _bare_state(contents: CheckpointContents) -> nnx.State:

@@ -521,20 +521,31 @@ def test_variables_beside_an_optimizer_are_told_the_option_for_them(
     np.testing.assert_array_equal(found["params"]["fc"]["kernel"], np.ones((2, 3)))
 
 
-def test_a_state_whose_layers_are_unknown_is_told_the_option_for_them(capsys, place):
+def test_a_plain_state_goes_to_linen_by_structure_and_by_the_same_rules(capsys, place):
     state = nnx.to_pure_dict(nnx.state(nnx.BatchNorm(3, rngs=nnx.Rngs(0))))
-    (place / "norm.msgpack").write_bytes(serialization.to_bytes({"norm": state}))
+    fc = {"kernel": np.arange(9, dtype=np.float32).reshape(3, 3), "bias": np.ones(3, np.float32)}
+    tree = {"norm": state, "fc1": fc, "fc2": {name: x + 1 for name, x in fc.items()}}
+    (place / "plain.msgpack").write_bytes(serialization.to_bytes(tree))
     (place / "norm_models.py").write_text(
         "from flax import linen as nn\n"
         "class Norm(nn.Module):\n"
         "    @nn.compact\n"
         "    def __call__(self, x, train):\n"
-        "        return nn.BatchNorm(use_running_average=not train)(x)\n"
+        "        x = nn.BatchNorm(use_running_average=not train)(x)\n"
+        "        return nn.Dense(3)(nn.Dense(3)(x))\n"
     )
-    model = ("--model", "norm_models.py:Norm", "--input", "1,3", "--kwarg", "train=False")
-    outcome = run(capsys, "convert", "norm.msgpack", "out", *model)
-    assert outcome.code == 1
-    assert "norms and gates of an NNX checkpoint need --source-model" in outcome.out
+    # As suggested from Linen to NNX.
+    (place / "rules.toml").write_text("[rules]\n'Dense_0' = 'fc1'\n'Dense_1' = 'fc2'\n")
+    command = ("convert", "plain.msgpack", "out", "--model", "norm_models.py:Norm")
+    call = ("--input", "1,3", "--kwarg", "train=False", "--rules", "rules.toml")
+    assert run(capsys, *command, *call).code == 0
+    params = {"BatchNorm_0": {k: state[k] for k in ("scale", "bias")}, "Dense_0": fc}
+    params["Dense_1"] = tree["fc2"]
+    statistics = {"BatchNorm_0": {k: state[k] for k in ("mean", "var")}}
+    found = jax.tree.map(np.asarray, checkpoint.restore(place / "out"))
+    assert exact(found) == exact(
+        jax.tree.map(np.asarray, {"params": params, "batch_stats": statistics})
+    )
 
 
 def test_diff_against_a_model_sees_through_fused_gates(capsys, place):
@@ -554,6 +565,8 @@ def test_diff_against_a_model_sees_through_fused_gates(capsys, place):
         "--model",
         "port_models.py:make_linen_lstm",
     )
+    unknown = run(capsys, *back)
+    assert (unknown.code, "fused gates of an NNX checkpoint need" in unknown.out) == (1, True)
     assert run(capsys, *back, "--source-model", "port_models.py:make_lstm").code == 0
     assert run(capsys, "diff", "linen", "back").code == 0
     wrong = run(capsys, *back, "--source-model", "port_models.py:make_linen_lstm", "--overwrite")

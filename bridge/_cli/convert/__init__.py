@@ -29,7 +29,8 @@ the command names it. Metadata boxes are kept by --format bridge alone, but for 
 stacks, takes apart or lays out otherwise.
 
 --suggest prints the rules that --model needs instead, as Python and as TOML, with what speaks for
-each. With --input, or the inputs that a TARGET gives, the model is traced to see the order of its
+each. They serve both directions, and always with --model: a table for --rules alone is what
+bridge.port.Plan.renames gives. With --input, or the inputs that a TARGET gives, the model is traced to see the order of its
 calls, and with --source-model the one that wrote CHECKPOINT too.
 
 --overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a

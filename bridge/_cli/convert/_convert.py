@@ -53,7 +53,7 @@ def converted(arguments: argparse.Namespace) -> Result:
     else:
         shown.append(
             "nothing was written: the checkpoint does not fit the model; --suggest proposes rules,"
-            " and norms and gates of an NNX checkpoint need --source-model"
+            " and fused gates of an NNX checkpoint need --source-model"
         )
     return Result("convert", {**document, **conversion.to_json()}, shown, conversion.ok)
 

@@ -27,7 +27,7 @@ def suggested(arguments: argparse.Namespace) -> Result:
     contents = _checkpoints.read(arguments.checkpoint, arguments.within, arguments.layout)
     reader, model = _target.abstract(arguments.model, arguments)
     to_nnx = isinstance(model, nnx.Module)
-    source = _conversion.source_of(contents, arguments, reader.inputs, to_nnx=to_nnx)
+    source = _conversion.source_of(contents, arguments, reader.inputs, model)
     if arguments.source_model is None:
         lacking = "--source-model" if reader.inputs else "--input and --source-model"
         if not to_nnx:
