@@ -30,8 +30,8 @@ stacks, takes apart or lays out otherwise.
 
 --suggest prints the rules that --model needs instead, as Python and as TOML, with what speaks for
 each. They serve both directions, and always with --model: a table for --rules alone is what
-bridge.port.Plan.renames gives. With --input, or the inputs that a TARGET gives, the model is traced to see the order of its
-calls, and with --source-model the one that wrote CHECKPOINT too.
+bridge.port.Plan.renames gives. With --input, or the inputs that a TARGET gives, the model is traced
+to see the order of its calls, and with --source-model the one that wrote CHECKPOINT too.
 
 --overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a
 link, the current directory, CHECKPOINT, or a directory above one of these. A file has to be one of
