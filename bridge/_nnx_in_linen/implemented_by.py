@@ -197,7 +197,9 @@ class Implementation:
             parent=linen.scope,
         )
         with _quiet():
-            return inner.run_nnx_method(method, *args, **kwargs)
+            is_init = linen.is_initializing()
+            own = functools.partial(_initialized, method) if is_init else method
+            return inner.run_nnx_method(own, *args, **kwargs)
 
     def _found_sizes(
         self, linen: nn.Module, method: str, bound: inspect.BoundArguments
@@ -247,6 +249,12 @@ class Implementation:
 
         shapes = shapes_of(Call(method, args, dict(kwargs)))
         return self._seen.get((tuple(sizes), fingerprint((arguments, shapes))), find)
+
+
+def _initialized(method: str, module: nnx.Module, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method as `init` does in Linen, where attention makes its cache without decoding."""
+    module.set_attributes(nnx.MultiHeadAttention, decode=False, raise_if_not_found=False)
+    return getattr(module, method)(*args, **kwargs)
 
 
 def is_implemented(cls: type) -> bool:

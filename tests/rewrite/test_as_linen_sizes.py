@@ -1,5 +1,6 @@
 """Sizes that a model computes on its way are found when a Linen class runs its NNX class."""
 
+import functools
 import importlib
 import sys
 
@@ -12,6 +13,7 @@ import bridge
 
 MODELS = '''"""A model whose layers take their sizes from what the layers before them return."""
 
+import dataclasses
 from typing import Any
 
 from flax import linen as nn
@@ -68,6 +70,36 @@ class Joins(nn.Module):
     @nn.compact
     def __call__(self, x, skip):
         return Joined()(Joined(project=True)(x, skip), x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    width: int = 4
+    decode: bool = False
+
+
+class Layer(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        attention = nn.MultiHeadDotProductAttention(
+            2, decode=self.config.decode, deterministic=True, name="attention"
+        )
+        return x + attention(x)
+
+
+class Language(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(7, self.config.width)(tokens)
+        return Layer(self.config)(x)
+
+
+def decoding():
+    return Language(Config(decode=True))
 '''
 
 
@@ -131,3 +163,29 @@ def test_a_class_that_other_fields_break_stays_linen_with_the_value(package):
     assert result.exported == ("Repeats",)
     (note,) = [each for each in result.notes if each.startswith("Repeated stays Linen: ")]
     assert "with is_short=True params/Dense_1/bias is absent in Linen" in note
+
+
+def test_the_shape_of_a_cache_is_that_of_the_first_call(package):
+    linen = importlib.import_module(f"{package}.models")
+    tokens = jnp.arange(6).reshape(2, 3)
+    result = bridge.rewrite(linen.decoding, tokens, gradients=False, fast=True, as_linen=True)
+    assert result.exported == ("Layer", "Language")
+    result.write()
+    forget(package)
+    exported = importlib.import_module(f"{package}.models")
+    old, new = linen.decoding(), exported.decoding()
+    # In `init`, attention makes its cache and sees the whole sequence.
+    given, made = (
+        jax.eval_shape(model.init_with_output, jax.random.key(0), tokens) for model in (old, new)
+    )
+    assert made == given
+    variables = old.init(jax.random.key(0), tokens)
+    for step in range(2):
+        outputs = [
+            jax.jit(functools.partial(model.apply, mutable=["cache"]))(
+                variables, tokens[:, step : step + 1]
+            )
+            for model in (old, new)
+        ]
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), *outputs)
+        variables = {**variables, **outputs[0][1]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -106,8 +107,7 @@ class Interfaces:
         # A layer that these fields leave out needs no size, and takes any.
         values = [each for each in values if each[1] is not None] or values
         for instance, value in values:
-            known = [*_dimensions(instance, first_calls(instance)[0]), *_fields(instance)]
-            own = [(a, t) for a, t, found in known if found == value]
+            own = [(a, t) for a, t, found in _known(instance) if found == value]
             left = own if left is None else [each for each in left if each in own]
         first = name.removesuffix("_features")
         distinct = {repr(value) for _, value in values}
@@ -192,26 +192,35 @@ def _first_shape(instance: Instance) -> tuple[int, ...] | None:
     return first.shape if isinstance(first, Shape) else None
 
 
-def _dimensions(instance: Instance, call: Any) -> Iterator[tuple[str, str, Any]]:
-    """Arguments of a call, and what expressions of their shapes are."""
+def _known(instance: Instance) -> Iterator[tuple[str, str, Any]]:
+    """Arguments of a module's first call, and what expressions of them and its fields are."""
+    call, fields = first_calls(instance)[0], [*_fields(instance)]
     function = getattr(instance.cls, call.method)
     bound = inspect.signature(function).bind(None, *call.args, **call.kwargs)
-    for name, value in list(bound.arguments.items())[1:]:
-        if not isinstance(value, Shape):
-            continue
-        for axis in range(-1, -value.ndim - 1, -1):
-            yield name, f"{name}.shape[{axis}]", value.shape[axis]
-        for axis in range(value.ndim):
-            yield name, f"{name}.shape[{axis}]", value.shape[axis]
-        for axis in range(1, value.ndim):
-            yield name, f"{name}.shape[{axis}:]", value.shape[axis:]
+    shapes = {n: v.shape for n, v in [*bound.arguments.items()][1:] if isinstance(v, Shape)}
+    for name, shape in shapes.items():
+        for axis in (*range(-1, -len(shape) - 1, -1), *range(len(shape))):
+            yield name, f"{name}.shape[{axis}]", shape[axis]
+        for axis in range(1, len(shape)):
+            yield name, f"{name}.shape[{axis}:]", shape[axis:]
+        yield name, f"{name}.shape", shape
+    for text, value in fields:
+        yield "self", text, value
+    for name, shape in shapes.items():
+        for text, value in fields:
+            # Such as the shape of what an embedding makes of tokens.
+            yield f"self, {name}", f"(*{name}.shape, {text})", (*shape, value)
 
 
-def _fields(instance: Instance) -> Iterator[tuple[str, str, Any]]:
-    """Fields of a module, and their values."""
+def _fields(instance: Instance) -> Iterator[tuple[str, int]]:
+    """Fields of a module and of its configurations, and their values."""
     for name, value in instance.fields.items():
         if type(value) is int:
-            yield "self", f"self.{name}", value
+            yield f"self.{name}", value
+        elif dataclasses.is_dataclass(value) and not isinstance(value, nn.Module | type):
+            for field in dataclasses.fields(value):
+                if type(own := getattr(value, field.name, None)) is int:
+                    yield f"self.{name}.{field.name}", own
 
 
 def _axes(variables: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
