@@ -61,6 +61,7 @@ from .texts import did_you_mean as did_you_mean
 from .texts import listed as listed
 from .texts import path_text as path_text
 from .texts import shown as shown
+from .texts import with_remedy as with_remedy
 from .tool_errors import CheckpointError as CheckpointError
 from .tool_errors import CheckpointNotFoundError as CheckpointNotFoundError
 from .tool_errors import InvalidOptionsError as InvalidOptionsError

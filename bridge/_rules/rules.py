@@ -33,10 +33,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
-from bridge._errors import BridgeError, shown
+from bridge._errors import BridgeError, shown, with_remedy
 
 Table: TypeAlias = Mapping[str, str]
 
@@ -64,19 +64,23 @@ class RulesError(BridgeError, ValueError):
     """A table of rules cannot be followed.
 
     Attributes:
-        found: what is in it.
+        found: what is in it, the problems as one text.
+        problems: each of them.
         expected: what is needed.
         remedy: what to do.
     """
 
-    def __init__(self, found: str, expected: str, remedy: str):
-        self.found = found
+    def __init__(self, found: str | Sequence[str], expected: str, remedy: str):
+        self.problems: tuple[str, ...] = (found,) if isinstance(found, str) else tuple(found)
+        self.found: str = "; ".join(self.problems)
         self.expected = expected
         self.remedy = remedy
         super().__init__(found, expected, remedy)
 
     def __str__(self) -> str:
-        return f"rules: found {self.found}, expected {self.expected}; {self.remedy}"
+        if len(self.problems) == 1:
+            return f"rules: found {self.found}, expected {self.expected}; {self.remedy}"
+        return with_remedy("rules", self.problems, f"Expected {self.expected}; {self.remedy}.")
 
 
 class Segment(NamedTuple):
@@ -390,7 +394,7 @@ def rules_of(table: Table) -> list[Rule]:
             problems.append(f"{key!r}: {value!r} ({error})")
     if problems:
         raise RulesError(
-            "; ".join(problems),
+            problems,
             "regular expressions for Linen paths, and NNX paths with groups such as \\1",
             "correct the table",
         )

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 import jax
 
 from bridge._conversion.neutral import Path
+from bridge._rules.numbers import folded, folded_rows
 from bridge._rules.pieces import (
     LeafShape,
     Piece,
@@ -91,6 +92,13 @@ class _Move(NamedTuple):
         return self.form == UNCHANGED and self.cut is None and self.entry is None
 
 
+class _Problem(NamedTuple):
+    """Paths of leaves that belong together, and what is wrong with them."""
+
+    paths: Sequence[Path]
+    note: str
+
+
 def unmatched(patterns: Iterable[str]) -> RulesError:
     """The error for expressions that match nothing."""
     return RulesError(
@@ -168,12 +176,13 @@ def origins(
         _check_told(rules, to_nnx)
     unused = {rule.route.linen for rule in rules}
     found: dict[ItemPath, list[_Move]] = {}
-    problems: list[str] = []
+    problems: list[_Problem] = []
     for key, shape in shapes.items():
         moves = _moves(key, shape, rules, unused)
         for move in moves:
             found.setdefault(move.target, []).append(move)
-        problems += _left_out(key, moves, shape)
+        if wrong := _left_out(key, moves, shape):
+            problems.append(_Problem(key[1:], wrong))
     if all_used and unused:
         raise unmatched(unused)
     pieces, new_shapes = _pieces(found, shapes, wanted, problems, to_nnx)
@@ -188,9 +197,9 @@ def origins(
         if covers(shape or (), regions):
             made[target] = Made([move.path for move in moves], own, shape)
         else:
-            problems.append(_collision(target, moves))
+            problems.append(_Problem([target[1]], _collision(moves)))
     if problems:
-        raise RulesError("; ".join(problems), "one place for every leaf", "correct the table")
+        raise RulesError(_texts(problems), "one place for every leaf", "correct the table")
     return made
 
 
@@ -198,7 +207,7 @@ def _pieces(
     found: Mapping[ItemPath, list[_Move]],
     shapes: Shapes,
     wanted: Mapping[Path, LeafShape] | None,
-    problems: list[str],
+    problems: list[_Problem],
     to_nnx: bool,
 ) -> tuple[dict[_Move, Piece], dict[ItemPath, LeafShape]]:
     """The piece of every move, and the shapes of the leaves that are made of pieces.
@@ -220,7 +229,7 @@ def _pieces(
     new_shapes: dict[ItemPath, LeafShape] = {}
     for moves in groups.values():
         moves.sort(key=lambda move: move.route.part if move.route else 0)
-        texts = ", ".join("/".join(map(str, move.target[1])) for move in moves)
+        paths = [move.target[1] for move in moves]
         given = [sources[move.path] for move in moves]
         form, cut, entry = moves[0].form, moves[0].cut, moves[0].entry
         if wanted is None or form == UNCHANGED:
@@ -237,15 +246,20 @@ def _pieces(
         rule = moves[0].route.rule if moves[0].route else None
         if rule is not None and form != UNCHANGED and len(moves) != len(rule.routes):
             count = f"{len(moves)} leaves for the {len(rule.routes)} parts"
-            problems.append(f"{count} of the rule for {rule.linen!r}: {texts}")
+            problems.append(_Problem(paths, f"{count} of the rule for {rule.linen!r}"))
             continue
+        if wanted is not None and form != UNCHANGED:
+            absent = [move.target for move in moves if _text_path(move.target) not in wanted]
+            problems += [_not_there(target, wanted) for target in absent]
+            if absent:
+                continue
         own = (
             pieces_of(given, targets, (cut, entry), form)
             if to_nnx
             else pieces_of(targets, given, (entry, cut), form)
         )
         if isinstance(own, str):
-            problems.append(f"{texts}, where {own}")
+            problems.append(_Problem(paths, own))
         else:
             pieces |= zip(moves, own, strict=True)
     return pieces, new_shapes
@@ -271,10 +285,23 @@ def _check_told(rules: list[OneWay], to_nnx: bool) -> None:
     ]
     if open_rules:
         raise RulesError(
-            "; ".join(open_rules),
+            open_rules,
             "rules of which shapes tell the result, as there is no model",
             "give --model to convert, or use bridge.port",
         )
+
+
+def _texts(problems: Iterable[_Problem]) -> list[str]:
+    """Problems in few lines: those of repeated blocks in one."""
+    alike: dict[str, dict[tuple[str, ...], None]] = {}
+    for problem in problems:
+        texts = tuple("/".join(map(str, path)) for path in problem.paths)
+        alike.setdefault(problem.note, {})[texts] = None
+    return [
+        f"{', '.join(paths)}: {note}"
+        for note, together in alike.items()
+        for paths in folded_rows(list(together))
+    ]
 
 
 def _text_path(target: ItemPath) -> Path:
@@ -333,28 +360,37 @@ def _total(shape: LeafShape, axis: int) -> int:
     return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else 0
 
 
-def _left_out(key: ItemPath, moves: list[_Move], shape: LeafShape) -> list[str]:
-    """What is wrong with the entries that are taken of one leaf."""
-    text = "/".join(map(str, key[1]))
+def _left_out(key: ItemPath, moves: list[_Move], shape: LeafShape) -> str:
+    """What is wrong with the entries that are taken of one leaf; empty if nothing is."""
     if not moves:
         found = "it is not one array" if shape is None else f"its shape is {shape}"
-        return [f"{text}, which has no axis of stacked layers that a rule asks for: {found}"]
+        return f"no axis of stacked layers that a rule asks for: {found}"
     cuts = [move.cut for move in moves]
     if cuts[0] is None:
-        return []
+        return ""
     taken = {cut.number for cut in cuts if cut is not None}
     lacking = sorted({*range(_total(shape, cuts[0].axis))} ^ taken)
-    return [f"{text}, whose layers {lacking} have no place or do not exist"] if lacking else []
+    return f"the layers {lacking} have no place or do not exist" if lacking else ""
 
 
-def _collision(target: ItemPath, moves: list[_Move]) -> str:
-    text = "/".join(map(str, target[1]))
+def _not_there(target: ItemPath, wanted: Iterable[Path]) -> _Problem:
+    """Where a path leaves a target, and what the target has there."""
+    path, start = _text_path(target), 0
+    below = list(wanted)
+    while inside := [own for own in below if own[: start + 1] == path[: start + 1]]:
+        below, start = inside, start + 1
+    there = dict.fromkeys(own[start] for own in below if len(own) > start)
+    note = f"not in the target, which has {', '.join(folded(list(there)))} there"
+    return _Problem([path[len(target[0]) : start + 1]], note)
+
+
+def _collision(moves: list[_Move]) -> str:
     numbers = sorted(move.entry.number for move in moves if move.entry is not None)
     if len(numbers) < len(moves):
         sources = ", ".join("/".join(map(str, move.path)) for move in moves)
-        return f"one new path for several leaves: {text} for {sources}"
+        return f"one new path for several leaves, {sources}"
     lacking = sorted({*range(max(len(numbers), max(numbers) + 1))}.difference(numbers))
-    return f"the layers {numbers} of {text}, each once and on one axis; missing are {lacking}"
+    return f"the layers {numbers}, each once and on one axis; missing are {lacking}"
 
 
 def nnx_keys(path: Path) -> Path:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bridge.port._numbers import folded, numbered
+from bridge._rules.numbers import folded_rows
 
 from ._divergence import Divergence
 from ._numbers import Compared, worst
@@ -35,8 +35,6 @@ _WIDTH = 100
 _MOST = {"weights": 12, "outputs": 8, "state": 12, "fields": 12, "partition specs": 12}
 _MOST_DOWNSTREAM = 4
 _MOST_LINES = 180
-# So many rows that are alike are one.
-_ENOUGH = 4
 _REST = "print(report.text(whole=True)) shows all, and --json on the command line"
 
 
@@ -239,19 +237,15 @@ def _row(c: Compared) -> tuple[str, ...]:
 
 def _folded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Fewer rows that say the same: those of repeated blocks as one, `blocks/{0..5}/norm`."""
-    alike: dict[Any, list[tuple[str, ...]]] = {}
+    alike: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for place, *cells in rows:
-        alike.setdefault((numbered(place).pieces, *cells), []).append((place, *cells))
-    found: list[tuple[str, ...]] = []
-    for group in alike.values():
         # Either side of an arrow has numbers of its own.
-        places = [place.split(" -> ") for place, *_ in group]
-        sides = [folded(side) for side in zip(*places, strict=True)]
-        if len(group) < _ENOUGH or any(len(side) > 1 for side in sides):
-            found += group
-        else:
-            found.append((" -> ".join(side for (side,) in sides), *group[0][1:]))
-    return found
+        alike.setdefault(tuple(cells), []).append(tuple(place.split(" -> ")))
+    return [
+        (" -> ".join(sides), *cells)
+        for cells, places in alike.items()
+        for sides in folded_rows(places)
+    ]
 
 
 def _divergence(report: Report) -> Iterator[str]:

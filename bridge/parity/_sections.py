@@ -15,7 +15,7 @@ from flax.linen import spmd
 import registry
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral
-from bridge.port._numbers import folded
+from bridge._rules.numbers import folded
 
 from ._captured import Trace
 from ._divergence import Layers

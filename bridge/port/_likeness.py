@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bridge._rules.numbers import families
+
 from ._names import likeness
-from ._numbers import families
 from ._orders import Pairs
 from ._structure import Place
 from ._trees import LinenNode, NNXNode, nnx_text

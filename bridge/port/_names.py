@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from ._numbers import numbered
+from bridge._rules.numbers import numbered
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # Synonyms in programs; each word stands for the first of its group.

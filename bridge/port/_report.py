@@ -14,8 +14,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bridge._rules.numbers import folded, folded_rows, numbered
+
 from ._entries import Entry
-from ._numbers import folded, numbered
 from ._rule_text import braced
 
 _WIDTH = 120
@@ -87,18 +88,11 @@ def problem_texts(entries: Sequence[Entry]) -> list[str]:
 
 
 def _folded_group(group: list[Entry]) -> list[Entry]:
-    source, target = (
-        [folded(column) for column in zip(*sides, strict=True)]
-        for sides in zip(*map(_sides, group), strict=True)
-    )
-    # Where numbers do not run through all combinations, one text would say too much.
-    if len(group) < _ENOUGH or any(len(texts) != 1 for texts in (*source, *target)):
+    rows = folded_rows([(*entry.source, *entry.target) for entry in group])
+    if len(rows) == len(group):
         return [_with_folded_paths(entry) for entry in group]
-    one = dataclasses.replace(
-        group[0],
-        source=tuple(texts[0] for texts in source),
-        target=tuple(texts[0] for texts in target),
-    )
+    count = len(group[0].source)
+    one = dataclasses.replace(group[0], source=rows[0][:count], target=rows[0][count:])
     return [_with_folded_paths(one)]
 
 

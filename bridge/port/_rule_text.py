@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from bridge._conversion.neutral import Path
 from bridge._errors import PortError
+from bridge._rules.numbers import Numbered, numbered
 from bridge._rules.pieces import Piece
 from bridge._rules.rules import Layer, Segment
 
 from ._correspondence import Context, Correspondence, Pairing
-from ._numbers import Numbered, numbered
 from ._trees import NNXNode, linen_text, nnx_text
 
 

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
-from ._numbers import sequence
+from bridge._rules.numbers import sequence
+
 from ._trees import LinenNode, NNXNode
 
 

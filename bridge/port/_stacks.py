@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from bridge._conversion.arrays import shape_of
+from bridge._rules.numbers import families, sequence
 
 from ._correspondence import PLAIN, Context, Pairing, Stack
-from ._numbers import families, sequence
 from ._sequences import counts_constructions
 from ._structure import Place, matches, shapes, signature
 from ._trees import LinenNode, NNXNode

@@ -17,10 +17,10 @@ from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 from bridge._layers.table import is_linen_layer, layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._rules.numbers import numbered
 from bridge._rules.pieces import without_axis
 
 from ._correspondence import Context, Settled
-from ._numbers import numbered
 from ._trees import CACHE, AnyNode, InCollection, LinenNode, N, NNXNode
 
 Signature: TypeAlias = Counter[frozenset[tuple[str, str, Any]]]

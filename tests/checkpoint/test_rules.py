@@ -67,7 +67,7 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
         ({r"(Dense_\d)": r"layers[\1]"}, "'Dense_0' for the number"),
         (
             {r"Dense_(\d)/bias": r"layers.bias[\1@3]"},
-            r"bias, which has no axis.*its shape is \(4,\)",
+            r"bias: no axis of stacked layers.*its shape is \(4,\)",
         ),
         ({"(": "a"}, r"'\(': 'a' \(not a regular expression and a path: missing"),
         ({r"Dense_(\d)": r"layers.\2"}, "invalid group reference"),
@@ -75,7 +75,7 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
         ({"{Dense_0,Dense_1}": "layers.0"}, r"\(4, 4\) do not lie side by side in \(4, 4\)"),
         ({"{Dense_0,Dense_2}": "layers.0"}, "match no path"),
         ({"Dense_{0/bias,./bias}": "layers.0.bias"}, "3 leaves for the 2 parts"),
-        ({"Dense_0": "layers.{0,5}"}, "not all of them are arrays"),
+        ({"Dense_0": "layers.{0,5}"}, r"layers/5: not in the target, which has \{0,1\} there"),
     ):
         with pytest.raises(checkpoint.RulesError, match=text):
             checkpoint.restore(tmp_path / "linen", model, rules=rules)
@@ -86,6 +86,35 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
     with pytest.raises(checkpoint.RulesError, match="no target"):
         checkpoint.restore(tmp_path / "linen", rules=RULES)
     assert exact(nnx.state(model)) == before
+
+
+class Blocks(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.blocks = nnx.List(
+            [nnx.Dict(q=nnx.Linear(2, 2, rngs=rngs), k=nnx.Linear(2, 2, rngs=rngs)) for _ in "1234"]
+        )
+
+
+def test_a_part_that_the_target_lacks_is_named_once_with_its_neighbours(tmp_path):
+    block, apart = "blocks/{0..3}", "do not lie side by side in"
+    fused = {"kernel": np.ones((2, 5), np.float32), "bias": np.ones(5, np.float32)}
+    checkpoint.save(tmp_path / "linen", {"params": {f"block_{n}": fused for n in range(4)}})
+    for value, lines in (
+        (r"blocks.\1.{q,kk}", ["blocks/{0..3}/kk: not in the target, which has k, q there"]),
+        (r"bloks.\1.{q,k}", ["bloks: not in the target, which has blocks there"]),
+        (
+            r"blocks.\1.{q,k}",
+            [
+                f"{block}/q/kernel, {block}/k/kernel: (2, 2) {apart} (2, 5) on axis -1",
+                f"{block}/q/bias, {block}/k/bias: (2,) {apart} (5,) on axis -1",
+            ],
+        ),
+    ):
+        with pytest.raises(checkpoint.RulesError) as caught:
+            checkpoint.restore(tmp_path / "linen", Blocks(), rules={r"block_(\d+)": value})
+        assert sorted(caught.value.problems) == sorted(lines)
+        assert all(line in str(caught.value) for line in lines)
 
 
 class Training(nnx.Module):

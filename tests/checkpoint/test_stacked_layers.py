@@ -216,9 +216,9 @@ def test_what_is_not_a_whole_stack_is_refused(tmp_path):
     checkpoint.save(tmp_path / "layers", {"params": layers})
     target = nnx.State({"blocks": {"w": nnx.Param(jnp.zeros((3, 2)))}})
     for rules, text in (
-        (port.layers_scanned_in_nnx("layers", "blocks"), r"blocks/w, where \(2,\) is not \(1,\)"),
-        ({r"layers_([02])": r"blocks[\1]"}, r"the layers \[0, 2\] of blocks/s.*missing are \[1\]"),
-        ({r"layers_(\d)": r"blocks.*.x\1"}, "layers_1/s, which has no axis of stacked layers"),
+        (port.layers_scanned_in_nnx("layers", "blocks"), r"blocks/w: \(2,\) is not \(1,\)"),
+        ({r"layers_([02])": r"blocks[\1]"}, r"blocks/s: the layers \[0, 2\].*missing are \[1\]"),
+        ({r"layers_(\d)": r"blocks.*.x\1"}, "layers_1/s: no axis of stacked layers"),
     ):
         with pytest.raises(checkpoint.RulesError, match=text):
             checkpoint.restore(tmp_path / "layers", target, rules=rules)

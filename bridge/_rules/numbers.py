@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+# Up to so many rows are shown one by one.
+_ENOUGH = 4
 _DIGITS = re.compile(r"(\d+)")
 
 
@@ -23,6 +25,7 @@ class Numbered(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, ...]:
+        """The numbers themselves."""
         return tuple(map(int, self.digits))
 
 
@@ -66,6 +69,22 @@ def folded(texts: Sequence[str]) -> list[str]:
             continue
         shown = [*map(_range_text, columns), ""]
         found.append("".join(map("".join, zip(pieces, shown, strict=True))))
+    return found
+
+
+def folded_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows of texts as few rows: those of repeated blocks as one, if each column is one text.
+
+    Few rows stay as they are, and so do those whose numbers one text would not tell.
+    """
+    alike: dict[object, list[tuple[str, ...]]] = {}
+    for row in rows:
+        alike.setdefault(tuple(numbered(text).pieces for text in row), []).append(row)
+    found: list[tuple[str, ...]] = []
+    for group in alike.values():
+        columns = [folded(column) for column in zip(*group, strict=True)]
+        is_one = len(group) >= _ENOUGH and all(len(column) == 1 for column in columns)
+        found += [tuple(column[0] for column in columns)] if is_one else group
     return found
 
 
