@@ -165,8 +165,14 @@ def state_collections(
 def note_collections(wrapper: LinenHolder, collections: Collection[str]) -> None:
     """Notes which state collections an initialisation has made or sown into."""
     known = {*wrapper.to_nnx__collections, *filter(holds_state, collections)}
-    if known != set(wrapper.to_nnx__collections):
+    # On a wrapper without variables the attribute, though empty, says that it was initialised.
+    if known != set(wrapper.to_nnx__collections) or not (collections or held_variables(wrapper)):
         wrapper.to_nnx__collections = tuple(sorted(known))
+
+
+def is_initialized(wrapper: LinenHolder) -> bool:
+    """Whether a wrapper has variables, or was initialised and needs none."""
+    return "to_nnx__collections" in vars(wrapper) or bool(held_variables(wrapper))
 
 
 def store(

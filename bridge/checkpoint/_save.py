@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from bridge._conversion.neutral import nest
-from bridge._errors import CheckpointError
+from bridge._errors import CheckpointError, bullets, warn
 
 from . import _digests, _notes
 from ._failures import agreed, reported, silence_late_reads
@@ -96,7 +96,8 @@ def save(
       path: the directory that the checkpoint becomes, and those above it that are missing. It
         appears when all of it is on the disk.
       tree: Linen variables, an NNX module (native, ToNNX or mixed) or an `nnx.State`, with arrays
-        on any devices. A collection `nnx` is static and is not stored.
+        on any devices. A collection `nnx` is static and is not stored. For a ToNNX that
+        `bridge.lazy_init` has not initialised nothing is stored, with a `BridgeWarning`.
       rngs: False leaves out RNG state, that of the wrappers included.
       extra: other trees by name: an `nnx.Optimizer`, an optax state, a step, any pytree of arrays
         and numbers.
@@ -204,15 +205,17 @@ def _recorded(
 
 
 def _check_initialized(model: nnx.Pytree, tree: TargetTree) -> None:
-    if not all(map(is_rng, tree.leaves)):
-        return
-    empty = empty_wrappers(model)
-    if empty:
+    empty = [tree_text(path) if path else "the model" for path in empty_wrappers(model)]
+    if empty and all(map(is_rng, tree.leaves)):
         raise CheckpointError(
             "there are no variables to save in this model",
             "",
             "Call bridge.lazy_init first.",
-            unsupported=[
-                (tree_text(path) if path else "the model", "a ToNNX without any") for path in empty
-            ],
+            unsupported=[(place, "a ToNNX without any") for place in empty],
+        )
+    if empty:
+        warn(
+            "the checkpoint has no variables of these ToNNX, which lazy_init has not initialised:"
+            f"{bullets(empty)}\nCall bridge.lazy_init(model, *inputs) before you save; for one that"
+            " only another method calls, bridge.lazy_init(model.method, *inputs)."
         )

@@ -11,6 +11,7 @@ from flax import nnx
 from flax.core import FrozenDict, freeze
 
 from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.linen_attributes import is_initialized
 from bridge._conversion.neutral import Leaf, Neutral, Path, nest, place, walk
 from bridge._conversion.own_leaves import with_static
 from bridge._errors import mapping_error
@@ -80,9 +81,9 @@ def tree_of(tree: Any, *, as_pytree: bool = False) -> TargetTree:
 
 
 def empty_wrappers(tree: Any) -> list[Path]:
-    """The paths of the `ToNNX` in a model that have no variables, as before `lazy_init`."""
+    """The paths of the `ToNNX` in a model whose variables `lazy_init` has still to create."""
     nodes = nnx.iter_graph(tree, graph=True) if isinstance(tree, nnx.Pytree) else ()
-    return [p for p, node in nodes if isinstance(node, ToNNX) and not node.linen_variables()]
+    return [p for p, node in nodes if isinstance(node, ToNNX) and not is_initialized(node)]
 
 
 def _of_variables(variables: Mapping[str, Any]) -> TargetTree:

@@ -336,6 +336,13 @@ def test_a_model_that_lazy_init_has_not_seen_is_not_saved(tmp_path):
     assert [path for path, _ in raised.value.unsupported] == ["layers/0", "layers/1"]
     assert not list(tmp_path.iterdir())
 
+    blocks.insert(0, bridge.ToNNX(nn.Dropout(0.5, deterministic=True)))
+    model = nnx.Sequential(*blocks, nnx.Linear(3, 3, rngs=nnx.Rngs(0)))
+    with pytest.warns(bridge.BridgeWarning, match=r"(\n  - layers/\d){3}\nCall bridge.lazy_init"):
+        checkpoint.save(tmp_path / "partly", model)
+    # The dropout has no variables then either.
+    checkpoint.save(tmp_path / "whole", bridge.lazy_init(model, jnp.ones((1, 3))))
+
 
 def test_a_misspelled_path_is_answered_with_the_name_beside_it(path):
     with pytest.raises(CheckpointNotFoundError, match=r"Did you mean checkpoint\?"):
