@@ -79,9 +79,11 @@ class MissingRngError(BridgeError, flax_errors.InvalidRngError):
 
     def __init__(self, where: str, streams: Iterable[str], available: Iterable[str], remedy: str):
         self.streams: tuple[str, ...] = tuple(streams)
+        names = sorted(available)
+        given = f"keys only for {listed(names)}" if names else "no keys"
         super().__init__(
-            f"{where} draws from the RNG streams {listed(self.streams)}; available streams:"
-            f" {listed(sorted(available))}; {remedy}",
+            f"{where} draws from the RNG streams {listed(self.streams)}, but was given {given};"
+            f" {remedy}",
         )
 
 

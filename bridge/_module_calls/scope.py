@@ -64,7 +64,8 @@ class Scope(nnx.Pytree):
             f"the bridge.Module at /{'/'.join(self.path)}",
             [name],
             self.rngs,
-            "pass rngs= to init, apply or bind, or to the constructor of the outermost module",
+            f"pass rngs={{{name!r}: key}} to init, apply or bind, or to the constructor of the"
+            " outermost module",
         )
 
 

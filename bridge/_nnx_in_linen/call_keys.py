@@ -131,12 +131,16 @@ class Streams:
             for address in changes.drawn(self._unseeded)
         }
         if unseeded:
+            # A program that gives `init` one key never writes the name `default`.
+            is_default = "default" in unseeded
+            name = "dropout" if is_default else min(unseeded)
+            about = "'default' comes from a key without a name, and takes one of any name: "
             raise MissingRngError(
                 where,
                 sorted(unseeded),
                 self._names,
-                "pass rngs={name: key} to apply, or variables with the collections RngKey and"
-                " RngCount",
+                f"{about if is_default else ''}pass rngs={{{name!r}: key}} to apply, or variables"
+                " with the collections RngKey and RngCount",
             )
         own = self._seeded.keys() - {lent.address for lent in self._lent}
         if self._linen is not None:
