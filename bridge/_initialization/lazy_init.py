@@ -30,8 +30,9 @@ def lazy_init(fn: F, /, *args: object, **kwargs: object) -> F:
     """Runs a method of an NNX module once, so that every `ToNNX` in it creates its variables.
 
     Variables that exist keep their values, native state included, so the model is as if native
-    construction had made it; a wrapper's RNG stream has moved on if initial values were drawn from
-    it. A second call only adds what is missing.
+    construction had made it. A wrapper's RNG stream has advanced if initial values were drawn from
+    it. A second call only adds what is missing. Make an `nnx.Optimizer` after this call: it is made
+    for the parameters that exist, and updates with more of them raise a `pytree structure error`.
 
     Args:
       fn: an NNX module, or a method of one.

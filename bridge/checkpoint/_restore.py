@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
@@ -175,7 +175,7 @@ def restore(
                 taken[name] = match(
                     source, source.extra.get(name, ()), tree, allowed, misfits, f"{name}: "
                 )
-        misfits.raise_if_any(source.path, _remedy(source, target, targets))
+        misfits.raise_if_any(source.path, _remedy(source, target, extra or {}, misfits))
         values = {n: _values(source, taken[n], tree, digests) for n, tree in targets.items()}
         if main is None:
             model, assignments = _variables(source, rngs is not False, digests), []
@@ -269,10 +269,17 @@ def _assign(assignments: list[Assignment]) -> None:
         raise
 
 
-def _remedy(source: Source, target: Any, extra: Iterable[str]) -> str:
+def _remedy(source: Source, target: Any, extra: Mapping[str, Any], misfits: Misfits) -> str:
     """What is most likely to help."""
     if empty_wrappers(target):
         return "A ToNNX in the model has no variables yet; call bridge.lazy_init first."
+    for name, each in extra.items():
+        unknown = [path for path in misfits.unexpected if path.startswith(f"{name}: ")]
+        if isinstance(each, nnx.Optimizer) and unknown and len(unknown) == len(misfits.unexpected):
+            return (
+                f"The optimizer {name!r} was made for fewer parameters. Make an nnx.Optimizer after"
+                " bridge.lazy_init, and with the same wrt."
+            )
     held = vars(target).items() if isinstance(target, nnx.Module) else ()
     optimizers = [name for name, each in held if isinstance(each, nnx.Optimizer)]
     if optimizers and OPT_STATE in source.extra:

@@ -14,6 +14,7 @@ from bridge.checkpoint import CheckpointError
 from tests.checkpoint.migrating_models import (
     INPUTS,
     LinenModel,
+    NnxModelWithLinenBody,
     linen_variables,
     mixed_model,
 )
@@ -59,6 +60,15 @@ def test_an_nnx_optimizer_around_a_mixed_model_goes_on_bit_for_bit(trained):
     train(model, optimizer, 2)
     assert exact(nnx.state(model)) == model_after
     assert exact(nnx.state(optimizer)) == optimizer_after
+
+
+def test_an_optimizer_that_was_made_before_lazy_init_is_named(trained):
+    model = NnxModelWithLinenBody(rngs=nnx.Rngs(5))
+    optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
+    bridge.lazy_init(model, INPUTS)
+    with pytest.raises(CheckpointError, match="'optimizer' was made for fewer") as raised:
+        checkpoint.restore(trained[0], model, extra={"optimizer": optimizer})
+    assert "optimizer: OptVariable/opt_state/0/mu/Dense_0/kernel" in raised.value.unexpected
 
 
 def test_trees_that_are_not_asked_for_are_left_alone(trained):
