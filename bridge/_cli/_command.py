@@ -78,10 +78,21 @@ def _run(
     except (Exception, SystemExit) as error:
         if arguments.traceback:
             traceback.print_exception(error)
-        complain(f"{prog}: {_text(error)}")
+        complain(f"{prog}: {_text(error)}{_input_hint(error, arguments)}")
         return _code(error)
     _output.write(result, as_json=arguments.json)
     return OK if result.ok else FAILED
+
+
+def _input_hint(error: BaseException, arguments: argparse.Namespace) -> str:
+    """The form of `--input` for integers, where a model that takes them was given floats."""
+    import jax
+
+    for given in getattr(arguments, "inputs", None) or ():
+        if "integer" in str(error) and jax.numpy.issubdtype(given.dtype, jax.numpy.floating):
+            shape = ",".join(map(str, given.shape))
+            return f"\n(an --input is float32 unless it says otherwise: --input {shape}:int32)"
+    return ""
 
 
 def _text(error: BaseException) -> str:
@@ -254,11 +265,15 @@ def _shape(text: str) -> Any:
     import jax
 
     shape, _, dtype = text.partition(":")
-    sizes = [COUNT(part) for part in shape.split(",") if part.strip()]
     try:
+        sizes = [COUNT(part) for part in shape.split(",") if part.strip()]
         return jax.ShapeDtypeStruct(sizes, jax.numpy.dtype(dtype or "float32"))
+    except argparse.ArgumentTypeError as error:
+        problem = str(error)
     except TypeError as error:
-        raise argparse.ArgumentTypeError(f"{dtype} is not a dtype: {error}") from None
+        problem = f"{dtype} is not a dtype: {error}"
+    form = "expected SHAPE or SHAPE:DTYPE, such as 8,28,28,1 or 8,16:int32"
+    raise argparse.ArgumentTypeError(f"{problem}; {form}")
 
 
 def _literal(text: str) -> Any:
