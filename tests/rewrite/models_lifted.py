@@ -172,3 +172,55 @@ class Transformed(nn.Module):
         q = Ensemble()(x, x[:, :2])
         y = OverTime()(Compiled()(jnp.stack([x, Mapped()(x)], 1)))
         return x, sums, q, y
+
+
+class Residual(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dense(x.shape[-1])(x)
+
+
+class ChosenCompact(nn.Module):
+    """A flag decides about `nn.remat` of all blocks, and another one about one of them."""
+
+    remat: bool = False
+    deep: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        block = nn.remat(Residual) if self.remat else Residual
+        x = block()(x)
+        if self.deep:
+            x = block()(x)
+        return x
+
+
+class ChosenSetup(nn.Module):
+    """The same in `setup`, beside a list without it whose loop has the same variable."""
+
+    remat: bool = False
+    deep: bool = False
+
+    def setup(self):
+        block = nn.remat(Residual) if self.remat else Residual
+        self.plain = [Residual() for _ in range(2)]
+        self.blocks = [block() for _ in range(2)]
+        if self.deep:
+            self.last = block()
+
+    def __call__(self, x):
+        for layer in self.plain:
+            x = layer(x)
+        for layer in self.blocks:
+            x = layer(x)
+        return self.last(x) if self.deep else x
+
+
+class Chosen(nn.Module):
+    remat: bool = False
+    deep: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        x = ChosenCompact(self.remat, self.deep)(x)
+        return ChosenSetup(self.remat, self.deep)(x)

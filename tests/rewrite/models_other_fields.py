@@ -268,6 +268,20 @@ class Returning(nn.Module):
         return nn.Dense(8)(x)
 
 
+def shrunk(x, width):
+    return x[:, : width * 7 % 5 + 1]
+
+
+class Shrinking(nn.Module):
+    """Has a size that another function computes of a field."""
+
+    width: int = 6
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(8)(shrunk(x, self.width))
+
+
 class Block(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -308,6 +322,7 @@ class Model(nn.Module):
         x = InSetup()(x)
         x = Flattening()(x)
         x = Returning()(x)
+        x = Shrinking()(x)
         return Rematerialized()(x)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 from flax import linen as nn
 
 from tests.rewrite import models_elsewhere
@@ -55,3 +56,37 @@ class WithoutName(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.remat(models_elsewhere.unnamed())()(x)
+
+
+class Unseen(nn.Module):
+    """no run used nn.remat(Step)"""
+
+    @nn.compact
+    def __call__(self, x):
+        step = nn.remat(Step) if jax.process_count() > 99 else Step
+        return step()(x)
+
+
+class OfOptions(nn.Module):
+    """the lifted transforms are not always the same"""
+
+    remat: str = "none"
+
+    @nn.compact
+    def __call__(self, x):
+        step = Step
+        if self.remat == "full":
+            step = nn.remat(Step)
+        elif self.remat == "some":
+            step = nn.remat(Step, policy=jax.checkpoint_policies.dots_saveable)
+        return step()(x)
+
+
+class OfTable(nn.Module):
+    """the condition of a transform was not found"""
+
+    remat: str = "none"
+
+    @nn.compact
+    def __call__(self, x):
+        return {"full": nn.remat(Step), "none": Step}[self.remat]()(x)

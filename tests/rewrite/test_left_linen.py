@@ -45,9 +45,12 @@ def test_a_class_that_is_rewritten_and_reviewed_says_why(name, imported_program)
     assert result.is_proven, str(result)
     assert found.level == "needs review"
     assert found.notes[0].endswith(reason)
+    assert "proven, but 1 class needs review" in result.verdict
 
 
-@pytest.mark.parametrize("name", ["Maybe", "OfKinds", "Sometimes", "WithoutName"])
+@pytest.mark.parametrize(
+    "name", ["Maybe", "OfKinds", "OfOptions", "OfTable", "Sometimes", "Unseen", "WithoutName"]
+)
 def test_a_lifted_layer_that_stays_linen_says_why(name):
     cls = getattr(lifts, name)
     result = result_of(cls)

@@ -85,3 +85,20 @@ def test_members_of_an_ensemble_and_layers_of_a_scan_start_apart():
     kernel = made.critic.dense_0.kernel
     assert jnp.abs(kernel[0] - kernel[1]).max() > 0
     assert model.scanned.layers.dense_0.kernel.shape[0] == 3
+
+
+def test_a_transform_that_a_flag_chooses_is_around_all_its_layers():
+    """No run has both flags: one is flipped at a time."""
+    x = spec(2, SIZE)
+    result = bridge.rewrite(models.Chosen, x, gradients=False)
+    assert [each.level for each in result.classes] == ["proven"] * 4, str(result)
+    (module,) = imported(result)
+    for remat in (True, False):
+        linen = models.Chosen(remat, True)
+        make = functools.partial(module.Chosen, remat, True, **result.sizes[0])
+        programs = (
+            jax.make_jaxpr(functools.partial(linen.init_with_output, jax.random.key(0)))(x),
+            jax.make_jaxpr(lambda x, make=make: make(rngs=nnx.Rngs(0))(x))(x),
+        )
+        counted = [len(re.findall(r"\b(?:remat2|checkpoint)\[", str(each))) for each in programs]
+        assert counted == [5 * remat] * 2

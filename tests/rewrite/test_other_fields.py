@@ -46,10 +46,11 @@ PROVEN = {
     "Flattening": [{"heads": 1}, {"heads": 3}],
     "Given": [{"out": None}, {"out": 3}, {"out": 16}],
     "Returning": [{"out": None}, {"deep": False}, {"out": 3}, {"out": None, "deep": False}],
+    "Rematerialized": [{"remat": True}],
 }
 # Each of these is named as what does not hold.
 FOUND = {
-    "Rematerialized": "remat=True",
+    "Shrinking": "width=7",
 }
 
 
@@ -140,13 +141,21 @@ def test_the_share_of_native_parameters_leaves_out_what_stays_linen():
     assert f"native: {count - 1} of {count} classes, {int(100 * expected)} %" in result.native
 
 
-def test_fields_vary_as_the_model_would_vary_them():
+@pytest.mark.parametrize("fast", [False, True])
+def test_fields_vary_as_the_model_would_vary_them(fast):
     """With its key, under the mode that a field brings along, and with inputs that fit."""
     result = bridge.rewrite(
-        models.Drawing, spec(2, 8), jax.random.key(0), kwargs={"train": False}, gradients=False
+        models.Drawing,
+        spec(2, 8),
+        jax.random.key(0),
+        kwargs={"train": False},
+        gradients=False,
+        fast=fast,
     )
+    # Also of a configuration that a class gets from the one around it.
+    expected = "proven for this configuration" if fast else "proven"
     assert {each.name: each.level for each in result.classes} == {
-        "Drawing": "proven",
-        "Normed": "proven",
-        "Inner": "proven",
+        "Drawing": expected,
+        "Normed": expected,
+        "Inner": expected,
     }, str(result)

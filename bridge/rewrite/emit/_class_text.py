@@ -12,6 +12,7 @@ from flax import nnx
 from bridge.rewrite.plan._class_checks import check_class
 from bridge.rewrite.plan._class_fields import field_nodes
 from bridge.rewrite.plan._layers import Layer, layer_of
+from bridge.rewrite.plan._lifted_functions import unseen_functions
 from bridge.rewrite.plan._method_plans import SetupPlan, method_plans
 from bridge.rewrite.plan._options import STACKS
 from bridge.rewrite.plan._plans import ClassPlan, Lines, Program, Written
@@ -63,6 +64,8 @@ class ClassText:
         plan = self.plan
         if (layer := layer_of(plan.layer)) is not None:
             return Written(self.source.as_indented(plan.node, self._of_layer(layer)))
+        for call in unseen_functions(plan, self.references):
+            raise NotRewritableError("transform-unseen", call, call=ast.unparse(call))
         plans = method_plans(self.program, plan, self.references)
         self._class_decorators()
         body: Lines = []

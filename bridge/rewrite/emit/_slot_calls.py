@@ -33,24 +33,27 @@ def calls_of(plan: ClassPlan, slot: Slot) -> Iterator[ast.Call]:
 def item_calls(slots: Sequence[Slot], method: Method) -> Iterator[tuple[Slot, ast.Call]]:
     """The calls of layers under lifted transforms that are in a list."""
     lists = {n: s for s in slots if s.lift for n in [_list_of(method, s)] if n}
-    holders: dict[str, Slot] = {}
-    for node in ast.walk(method.node):
-        if isinstance(node, ast.For | ast.comprehension):
-            for each, values in items_of(node.target, node.iter):
-                if isinstance(each, ast.Name) and is_self(values):
-                    slot = lists.get(values.attr)  # pyright: ignore
-                    if slot is not None:
-                        holders[each.id] = slot
     for node in ast.walk(method.node):
         if not isinstance(node, ast.Call):
             continue
         own: Any = node.func
-        if isinstance(own, ast.Name) and own.id in holders:
-            yield holders[own.id], node
-        elif (
-            isinstance(own, ast.Subscript) and is_self(own.value) and own.value.attr in lists  # pyright: ignore
-        ):
-            yield lists[own.value.attr], node  # pyright: ignore
+        if isinstance(own, ast.Name):
+            values = _values_of(method.source, own)
+        else:
+            values = own.value if isinstance(own, ast.Subscript) else None
+        if values is not None and is_self(values) and values.attr in lists:  # pyright: ignore
+            yield lists[values.attr], node  # pyright: ignore
+
+
+def _values_of(source: Source, name: ast.Name) -> ast.expr | None:
+    """The list that the innermost loop around a name takes it from."""
+    for around in source.ancestors(name):
+        loops = [around] if isinstance(around, ast.For) else getattr(around, "generators", ())
+        for loop in loops:
+            for each, values in items_of(loop.target, loop.iter):
+                if isinstance(each, ast.Name) and each.id == name.id:
+                    return values
+    return None
 
 
 def _list_of(method: Method, slot: Slot) -> str | None:

@@ -19,7 +19,7 @@ from ._fixed_modes import fixed_mode
 from ._flow import last_of
 from ._function_plans import FunctionPlan, bound, called_function
 from ._layers import Layer, field_order, has_next, ordered, seen
-from ._lift import Lift
+from ._lift import Lift, may_lift
 from ._makers import is_mixed
 from ._method import Method
 from ._plans import CACHE, ClassPlan, Slot
@@ -70,7 +70,7 @@ class Constructor:
         self.program, self.plan = method.program, method.plan
         classes = {making.cls for making in slot.makings}
         records = method.program.records
-        self.lifted = [cls for cls in classes if cls in records.lifted]
+        self.is_lifted = may_lift(method, slot)
         bases = {records.base_of(cls) for cls in classes}
         self.classes = {cls for cls in bases if cls is not None}
         self._why: Refusal | None = None
@@ -86,7 +86,7 @@ class Constructor:
         if (function := called_function(self.program, self.slot)) is not None:
             return self._function(function)
         try:
-            if self.lifted and not self._can_lift([*plans, *layers]):
+            if self.is_lifted and not self._can_lift([*plans, *layers]):
                 return self._wrapped()
             made = None
             if all(layers):
@@ -99,7 +99,7 @@ class Constructor:
                 return of_functions(self.method, self.slot, made, wraps=wraps)
         except LayerNotRewritableError as error:
             is_named = isinstance(self.method.references.value_of(self.node.func), type)
-            is_lifted = bool(self.lifted or self.slot.functions)
+            is_lifted = bool(self.is_lifted or self.slot.functions)
             if is_lifted or not is_named or has_variables(self.plan, self.slot):
                 raise
             if self.slot.outer is not None:

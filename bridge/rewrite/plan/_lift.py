@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any
 
 from bridge.rewrite.observe._records import Lifted
-from bridge.rewrite.syntax._source import binding, is_self, names_in, negated, operand
+from bridge.rewrite.syntax._source import binding, is_self, names_in, negated, operand, origins
 
 from ._axes import Axes, axis_texts
 from ._method import Method
@@ -30,11 +31,19 @@ class Lift:
     def __init__(self, method: Method, slot: Slot) -> None:
         self.method, self.slot = method, slot
         records = method.program.records
-        chains = [records.chain(making.cls) for making in slot.makings]
+        unseen = unseen_transform(method, slot)
+        if unseen is not None:
+            raise NotRewritableError("transform-unseen", slot.node, call=ast.unparse(unseen))
+        used = _of_one_variable(method, slot)
+        makings = [making for each in used for making in each.makings]
+        if len(used) > 1 and len({records.base_of(making.cls) for making in makings}) > 1:
+            raise NotRewritableError("transform-varies", slot.node)
+        chains = [records.chain(making.cls) for making in makings]
         longest = max(chains, key=len)
         kinds = {tuple(each.kind for each in chain) for chain in chains}
         self.sometimes = _left_out(tuple(each.kind for each in longest), kinds - {()})
-        if self.sometimes is None or (self.sometimes and () in kinds):
+        sites = {tuple(each.site for each in c) for c in chains if len(c) == len(longest)}
+        if self.sometimes is None or len(sites) > 1 or (self.sometimes and () in kinds):
             raise NotRewritableError("transform-varies", slot.node)
         self._is_beside_plain = self._has_plain_sibling()
         self._is_made_plain = () in kinds
@@ -244,6 +253,73 @@ class Lift:
             if test is not None:
                 found |= names_in(ast.parse(test, mode="eval"))
         return found
+
+
+def may_lift(method: Method, slot: Slot) -> bool:
+    """Whether a lifted transform may be around what a slot makes."""
+    records = method.program.records
+    used = _of_one_variable(method, slot)
+    is_seen = any(making.cls in records.lifted for each in used for making in each.makings)
+    return is_seen or unseen_transform(method, slot) is not None
+
+
+def _of_one_variable(method: Method, slot: Slot) -> list[Slot]:
+    """A slot, and those that call the same variable: what is put into it is around all of them.
+
+    A flag may decide on the transform, and another one on the slot, so that no run has both.
+    """
+    records, own = method.program.records, slot.constructor.func
+    if not isinstance(own, ast.Name):
+        return [slot]
+
+    def sites(each: Slot) -> dict[Any, list[Any]]:
+        return {(m.run, m.owner): [e.site for e in records.chain(m.cls)] for m in each.makings}
+
+    here = sites(slot)
+    others = [
+        each
+        for each in method.slots
+        if each is not slot
+        and isinstance(each.constructor.func, ast.Name)
+        and each.constructor.func.id == own.id
+        # The variable may have become another one in between.
+        and all(here.get(key, found) == found for key, found in sites(each).items())
+    ]
+    return [slot, *others]
+
+
+def _transforms(method: Method, slot: Slot) -> Iterator[ast.Call]:
+    """The calls of lifted transforms that the class which a slot calls may come from."""
+    functions = {e.name: e for e in method.source.tree.body if isinstance(e, ast.FunctionDef)}
+    for each in origins(method.node, slot.constructor.func):
+        called = each.func if isinstance(each, ast.Call) else None
+        name = called.id if isinstance(called, ast.Name) else ""
+        for node in ast.walk(functions.get(name, each)):
+            if isinstance(node, ast.Call) and method.references.is_lifted(node):
+                yield node
+
+
+def unseen_transform(method: Method, slot: Slot) -> ast.Call | None:
+    """The call of a transform that the class which a slot calls may come from, but never did."""
+    records, source = method.program.records, method.source
+    makings = [making for each in method.slots for making in each.makings]
+    sites = [each.site for making in makings for each in records.chain(making.cls)]
+    seen = [source.call_at(site.span) for site in sites if site and site.file == source.file]
+    return next((call for call in _transforms(method, slot) if call not in seen), None)
+
+
+def has_unseen_choice(method: Method, slot: Slot) -> bool:
+    """Whether a condition decides on a transform around a slot, and only one way was seen."""
+    if unseen_transform(method, slot) is not None:
+        return True
+    records, source = method.program.records, method.source
+    used = _of_one_variable(method, slot)
+    if not all(making.cls in records.lifted for each in used for making in each.makings):
+        return False
+    around = {each for call in _transforms(method, slot) for each in source.ancestors(call)}
+    return any(
+        isinstance(a, ast.If | ast.IfExp) and method.node in source.ancestors(a) for a in around
+    )
 
 
 def _left_out(longest: tuple[str, ...], others: Set[tuple[str, ...]]) -> frozenset[str] | None:

@@ -9,6 +9,7 @@ from typing import Any
 from bridge.rewrite.syntax._source import Source, span_of
 
 from ._plans import ClassPlan, FunctionLift, Program, Slot
+from ._references import References
 
 
 def find_functions(program: Program, plan: ClassPlan) -> list[FunctionLift]:
@@ -27,6 +28,17 @@ def find_functions(program: Program, plan: ClassPlan) -> list[FunctionLift]:
             found[site.span] = FunctionLift(call.lifted, node, function, [])
         found[site.span].calls.append(call)
     return list(found.values())
+
+
+def unseen_functions(plan: ClassPlan, references: References) -> Iterator[ast.Call]:
+    """The lifted transforms of functions that a conditional expression may choose and never did."""
+    seen = {each.node for each in plan.functions}
+    for choice in ast.walk(plan.node):
+        for branch in (choice.body, choice.orelse) if isinstance(choice, ast.IfExp) else ():
+            calls = [each for each in ast.walk(branch) if isinstance(each, ast.Call)]
+            for node in filter(references.is_lifted, calls):
+                if node not in seen and _function(plan.source, node) is not None:
+                    yield node
 
 
 def _decorator(plan: ClassPlan, span: Any) -> ast.expr | None:

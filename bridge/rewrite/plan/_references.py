@@ -70,7 +70,7 @@ class References:
             case ast.Call() if self.is_partial(node) and node.args:
                 yield from self._partial(node)
                 return
-            case ast.Call() if self._is_lifted(node):
+            case ast.Call() if self.is_lifted(node):
                 if self._is_function(node.args[0]):
                     yield from self.edits(node.args[0])
                     return
@@ -132,14 +132,15 @@ class References:
     def _is_linen(self, node: ast.AST) -> bool:
         return self.value_of(node) is nn
 
-    def _is_lifted(self, node: ast.Call) -> bool:
+    def is_lifted(self, node: ast.Call) -> bool:
+        """Whether a call is one of a lifted transform."""
         value = self.value_of(node.func)
         return bool(node.args) and any(value is each for each in _LIFTED)
 
     def _is_function(self, node: ast.expr) -> bool:
         """Whether a transform is given a function, and not a class."""
         if isinstance(node, ast.Call) and node.args:
-            known = self._is_lifted(node) or self.is_partial(node)
+            known = self.is_lifted(node) or self.is_partial(node)
             return known and self._is_function(node.args[0])
         if isinstance(node, ast.Name | ast.Attribute):
             value = self.value_of(node)

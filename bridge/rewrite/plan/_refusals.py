@@ -551,6 +551,10 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "the condition of a transform was not found",
         "Write the transform and its `if` in the method.",
     ),
+    "transform-unseen": (
+        "no run used {call}",
+        "Give an entry point that uses it with `also`, or `--model`.",
+    ),
     "transform-no-name": (
         "this file has no name for {name}",
         "Import {name} in this file.",

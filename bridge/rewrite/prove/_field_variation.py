@@ -84,9 +84,9 @@ class FieldVariation:
         return [each for own in self._instances(plan)[:1] for each in self._values(own, plan)]
 
     def leave_out(self) -> None:
-        """Notes of every class that has other values that it was not compared for them."""
+        """Notes of every class with fields that it was not compared for other values of them."""
         for plan in self._plans:
-            if self.others(plan):
+            if _names(plan):
                 self._note(plan, _NOT_VARIED)
 
     def run(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import itertools
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,9 +14,11 @@ from bridge.rewrite.observe._runs import run
 from bridge.rewrite.observe._trace import Watch
 from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._function_plans import FunctionPlan
+from bridge.rewrite.plan._lift import has_unseen_choice
+from bridge.rewrite.plan._lifted_functions import unseen_functions
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import ClassPlan, Program
-from bridge.rewrite.plan._references import References
+from bridge.rewrite.plan._references import references_of
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import is_self
 
@@ -69,7 +70,7 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
 
 
 def _has_unmade(program: Program, plan: ClassPlan) -> bool:
-    """Whether a class has layers that no run made, or weights that no run used."""
+    """Whether a class has layers or transforms that no run made, or weights that no run used."""
     for slot in plan.slots.values():
         # A layer of `setup` that was never called has no weights.
         made = [*map(program.records.made_by, slot.makings)]
@@ -79,15 +80,21 @@ def _has_unmade(program: Program, plan: ClassPlan) -> bool:
     read = (n for n in ast.walk(plan.node) if isinstance(n, ast.Attribute))
     if any(n.attr in _OF_WEIGHTS and n.lineno not in lines for n in read):
         return True
+    if any(unseen_functions(plan, references_of(program, plan))):
+        return True
     try:
-        methods = _methods(program, plan)
-        return any(dead_blocks(each) or dead_choices(each) for each in methods)
+        return any(
+            dead_blocks(method)
+            or dead_choices(method)
+            or any(has_unseen_choice(method, slot) for slot in method.slots)
+            for method in _methods(program, plan)
+        )
     except NotRewritableError:
         return True
 
 
 def _methods(program: Program, plan: ClassPlan) -> list[Method]:
-    references = References(program, plan.source, vars(sys.modules[plan.cls.__module__]))
+    references = references_of(program, plan)
     return [Method(program, plan, node, references, made_text) for node in plan.methods.values()]
 
 

@@ -368,7 +368,10 @@ class Rewrite:
         what = "its parts are" if self.parts else "the program is"
         is_general = all(each.level != LEVELS[1] for each in self.classes)
         proven = "proven" if is_general else LEVELS[1]
-        return f"{what} {proven}, largest difference {self.max_difference or 0.0:.3g}"
+        count = sum(each.level == "needs review" for each in self.classes)
+        review = f", but {count} class{'es need' if count > 1 else ' needs'} review"
+        difference = f"largest difference {self.max_difference or 0.0:.3g}"
+        return f"{what} {proven}{review if count else ''}, {difference}"
 
 
 def _toml(rules: Mapping[str, str]) -> str:
