@@ -1,20 +1,21 @@
 """An optax state and its step from a Linen `TrainState` into an `nnx.Optimizer`, and back.
 
-Both states have the skeleton that optax made. Where the NNX one holds a State, the Linen one holds
-a tree like the parameters, and the plan converts it; everything else is a scalar that is carried
-over.
+Both states have the containers that optax made. Where the NNX one holds a State, the Linen one
+holds a tree like the parameters, and the plan converts it; everything else is a scalar that is
+carried over.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.core import FrozenDict, freeze
+from jax.tree_util import DictKey, GetAttrKey, KeyPath, SequenceKey
 
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.arrays import shape_of
@@ -50,8 +51,9 @@ class OptimizerPort:
 
     def to_nnx(self, train_state: Any, optimizer: nnx.Optimizer[Any]) -> nnx.Optimizer[Any]:
         """Writes state and step into an `nnx.Optimizer`, all of it or nothing."""
+        self._check_parameters(getattr(train_state, "params", None))
         writes: list[tuple[nnx.Variable[Any], Any]] = []
-        for both in self._walk(train_state.opt_state, optimizer.opt_state, "opt_state"):
+        for both in self._parts(train_state.opt_state, optimizer.opt_state):
             if isinstance(both.nnx, nnx.State):
                 writes += self._moments_to_nnx(both)
             else:
@@ -63,42 +65,55 @@ class OptimizerPort:
 
     def to_linen(self, optimizer: nnx.Optimizer[Any], train_state: Any) -> Any:
         """The train state with state and step of an `nnx.Optimizer`; the inverse of `to_nnx`."""
-        new: dict[str, Any] = {}
-        for both in self._walk(train_state.opt_state, optimizer.opt_state, "opt_state"):
-            if isinstance(both.nnx, nnx.State):
-                new[both.where] = self._moments_to_linen(both)
-            else:
-                value = nnx_leaves.raw_value(both.nnx)
-                new[both.where] = self._fitting(value, both.linen, both.where)
+        new = [
+            self._moments_to_linen(both)
+            if isinstance(both.nnx, nnx.State)
+            else self._fitting(nnx_leaves.raw_value(both.nnx), both.linen, both.where)
+            for both in self._parts(train_state.opt_state, optimizer.opt_state)
+        ]
         self._raise("the optimizer state cannot be moved to Linen")
         step = nnx_leaves.raw_value(optimizer.step)
         given = train_state.step
         step = int(step) if isinstance(given, int) else jnp.asarray(step, given.dtype)
-        opt_state = _rebuilt(train_state.opt_state, "opt_state", new)
+        opt_state = jax.tree.unflatten(jax.tree.structure(optimizer.opt_state, _is_nnx), new)
         return dataclasses.replace(train_state, opt_state=opt_state, step=step)
 
-    def _walk(self, linen: Any, ours: Any, where: str) -> Iterator[Both]:
-        """The parameter-like trees and the scalars of both states, side by side."""
-        if isinstance(ours, nnx.State | nnx.Variable):
-            yield Both(where, linen, ours)
-        elif isinstance(ours, tuple | list) and type(linen) is type(ours):
-            if len(linen) != len(ours):
-                self._problems.append(f"{where}: expected {len(ours)} parts, found {len(linen)}")
-                return
-            for key, one, other in zip(_names(ours), linen, ours, strict=True):
-                yield from self._walk(one, other, f"{where}.{key}")
-        elif isinstance(ours, Mapping) and isinstance(linen, Mapping):
-            if ours.keys() != linen.keys():
-                found, expected = sorted(map(str, linen)), sorted(map(str, ours))
-                self._problems.append(f"{where}: expected the keys {expected}, found {found}")
-                return
-            for key in ours:
-                yield from self._walk(linen[key], ours[key], f"{where}.{key}")
-        elif type(linen) is not type(ours):
-            self._problems.append(
-                f"{where}: Linen has a {type(linen).__name__} and NNX a {type(ours).__name__}; give"
-                " both the same optax transformation"
+    def _check_parameters(self, params: Any) -> None:
+        """Raises PortError if a train state has other parameters than those that the plan moves."""
+        values = _moving.linen_values(params, self._collections) if params else {}
+        other = [
+            f"{linen_text(address)}: the plan has other values"
+            for address, value in values.items()
+            if _moving.is_other(value, self._found.linen_values.get(address))
+        ]
+        if other:
+            raise PortError(
+                "the train state is not the one whose parameters the plan moves",
+                other,
+                "Make a plan of its parameters, {'params': state.params}.",
             )
+
+    def _parts(self, linen: Any, ours: Any) -> list[Both]:
+        """The parameter-like trees and the scalars of both states, side by side.
+
+        Raises:
+          PortError: one state has parts that the other one lacks.
+        """
+        found: list[Both] = []
+        only: list[str] = []
+        for keys, part in jax.tree_util.tree_flatten_with_path(ours, _is_nnx)[0]:
+            try:
+                found.append(Both(_where(keys), _at(linen, keys), part))
+            except (LookupError, AttributeError):
+                only.append(f"{_where(keys)}: only the NNX state has it")
+        known = {id(both.linen) for both in found}
+        for keys, part in jax.tree_util.tree_flatten_with_path(linen, lambda x: id(x) in known)[0]:
+            if id(part) not in known:
+                only.append(f"{_where(keys)}: only the Linen state has it")
+        if only:
+            remedy = "Give both the same optax transformation."
+            raise PortError("the two optimizer states have other parts", only, remedy)
+        return found
 
     def _moments_to_nnx(self, both: Both) -> list[tuple[nnx.Variable[Any], Any]]:
         values = _moving.linen_values(both.linen, self._collections)
@@ -180,25 +195,26 @@ class OptimizerPort:
             raise PortError(where, problems)
 
 
-def _rebuilt(tree: Any, where: str, new: Mapping[str, Any]) -> Any:
-    """A Linen optimizer state with the values at the places that `_walk` named."""
-    if where in new:
-        return new[where]
-    if isinstance(tree, tuple | list):
-        names = _names(tree)
-        parts = [_rebuilt(one, f"{where}.{k}", new) for k, one in zip(names, tree, strict=True)]
-        return _type_of(tree)._make(parts) if hasattr(tree, "_fields") else _type_of(tree)(parts)
-    if isinstance(tree, Mapping):
-        return _type_of(tree)({k: _rebuilt(v, f"{where}.{k}", new) for k, v in tree.items()})
+def _is_nnx(item: Any) -> bool:
+    return isinstance(item, nnx.State | nnx.Variable)
+
+
+def _at(tree: Any, keys: KeyPath) -> Any:
+    """What stands at a place of another tree in this one."""
+    for key in keys:
+        if isinstance(key, GetAttrKey):
+            tree = getattr(tree, key.name)
+        elif isinstance(key, DictKey) and isinstance(tree, Mapping):
+            tree = tree[key.key]
+        elif isinstance(key, SequenceKey) and type(tree) in (tuple, list):
+            tree = tree[key.idx]
+        else:
+            raise LookupError(key)
     return tree
 
 
-def _type_of(tree: Any) -> Any:
-    return type(tree)
-
-
-def _names(parts: Any) -> list[str]:
-    return list(getattr(parts, "_fields", None) or map(str, range(len(parts))))
+def _where(keys: KeyPath) -> str:
+    return ".".join(["opt_state", *(jax.tree_util.keystr((key,), simple=True) for key in keys)])
 
 
 def _is_masked(item: Any) -> bool:

@@ -190,7 +190,8 @@ class Plan:
           (and the parameters that it had).
 
         Raises:
-          PortError: the states have not the same structure, or a value has no place.
+          PortError: the states have not the same structure, a value has no place, or the train
+            state has other parameters than the plan, such as those of a later step.
           ConversionError: source or target is not what the plan's direction asks for.
 
         Source: flax/nnx/training/optimizer.py:Optimizer @ 0.12.8
