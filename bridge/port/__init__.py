@@ -1,16 +1,12 @@
 """Moves values between Linen variables and the native NNX re-implementation of the same model.
 
 `plan` compares the two, `Plan.apply` moves the values, both ways, and `Plan.apply_optimizer` the
-optimizer state with its step. `suggest` gives the rules that a plan needs, with the evidence;
-`numbered_layers`, `layers_scanned_in_linen` and `layers_scanned_in_nnx` are rules by name.
+optimizer state with its step. `suggest` gives the rules that a plan needs, with the evidence.
 """
 
 from bridge._errors import PortError as PortError
 
 from ._entries import Entry as Entry
-from ._layer_rules import layers_scanned_in_linen as layers_scanned_in_linen
-from ._layer_rules import layers_scanned_in_nnx as layers_scanned_in_nnx
-from ._layer_rules import numbered_layers as numbered_layers
 from ._plan import Plan as Plan
 from ._plan import plan as plan
 from ._suggest import Proposal as Proposal
@@ -23,9 +19,6 @@ __all__ = [
     "PortError",
     "Proposal",
     "Suggestions",
-    "layers_scanned_in_linen",
-    "layers_scanned_in_nnx",
-    "numbered_layers",
     "plan",
     "suggest",
 ]

@@ -17,7 +17,7 @@ from flax.training import train_state
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import bridge
-from bridge import checkpoint, port
+from bridge import checkpoint
 from bridge.checkpoint import CheckpointError
 from tests.port import forms
 from tests.port.cases import random_values
@@ -30,7 +30,7 @@ DEPTH = 3
 TX = optax.chain(
     optax.clip_by_global_norm(1.0), optax.adamw(optax.linear_schedule(0.1, 0.01, 8)), optax.ema(0.9)
 )
-RULES = port.layers_scanned_in_linen("layers", "blocks") | {"Dense_0": "head"}
+RULES = {"layers": "blocks.*", "Dense_0": "head"}
 
 
 class Block(nn.Module):

@@ -1,4 +1,4 @@
-"""Restoring layers that one side keeps stacked, under the rules that `bridge.port` has for them."""
+"""Restoring layers that one side keeps stacked."""
 
 import functools
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bridge import checkpoint, port
+from bridge import checkpoint
 from bridge.checkpoint import _arrays, _stored
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
@@ -90,16 +90,19 @@ class Stacked(nnx.Module):
         return body(self.blocks, x)
 
 
+STACKED_IN_LINEN = {"layers": "blocks.*"}
+STACKED_IN_NNX = {r"layers_(\d+)": r"blocks[\1]"}
+ONE_BY_ONE = {r"layers_(\d+)": r"blocks.\1"}
 CASES = {
-    "scanned to list": (Scanned(), List, port.layers_scanned_in_linen("layers", "blocks")),
-    "scanned on axis 1": (Scanned(1), List, port.layers_scanned_in_linen("layers", "blocks", 1)),
-    "one by one to list": (OneByOne(), List, port.numbered_layers("layers", "blocks")),
-    "one by one to dict": (OneByOne(), Dict, port.numbered_layers("layers", "blocks")),
-    "one by one to stacked": (OneByOne(), Stacked, port.layers_scanned_in_nnx("layers", "blocks")),
+    "scanned to list": (Scanned(), List, STACKED_IN_LINEN),
+    "scanned on axis 1": (Scanned(1), List, {"layers": "blocks.*@1"}),
+    "one by one to list": (OneByOne(), List, ONE_BY_ONE),
+    "one by one to dict": (OneByOne(), Dict, ONE_BY_ONE),
+    "one by one to stacked": (OneByOne(), Stacked, STACKED_IN_NNX),
     "one by one to stacked on axis 1": (
         OneByOne(),
         functools.partial(Stacked, axis=1),
-        port.layers_scanned_in_nnx("layers", "blocks", 1),
+        {r"layers_(\d+)": r"blocks[\1@1]"},
     ),
     "each layer by a rule of its own": (
         OneByOne(),
@@ -137,14 +140,13 @@ def test_any_axis_is_that_of_numpy(tmp_path_factory, shape, depth, axis, in_line
     stack = {"w": np.stack(layers, axis)}
     one_by_one = {f"layers_{i}": {"w": layer} for i, layer in enumerate(layers)}
     params = {"layers": stack} if in_linen else one_by_one
-    rules = port.layers_scanned_in_linen if in_linen else port.layers_scanned_in_nnx
     state = (
         {"blocks": {i: {"w": nnx.Param(jnp.zeros(shape))} for i in range(depth)}}
         if in_linen
         else {"blocks": {"w": nnx.Param(jnp.zeros(stack["w"].shape))}}
     )
     checkpoint.save(path, {"params": params}, digests=False)
-    table = rules("layers", "blocks", axis)
+    table = {"layers": f"blocks.*@{axis}"} if in_linen else {r"layers_(\d+)": rf"blocks[\1@{axis}]"}
     restored = checkpoint.restore(path, nnx.State(state), rules=table)["blocks"]
     found = [restored[i]["w"][...] for i in range(depth)] if in_linen else restored["w"][...]
     np.testing.assert_array_equal(found, layers if in_linen else stack["w"])
@@ -160,7 +162,7 @@ def test_arrays_are_restored_into_the_shards_of_the_target(tmp_path):
 
     checkpoint.save(tmp_path / "stacked", {"params": {"layers": {"w": layers}}})
     target = nnx.State({"blocks": {i: {"w": param((8, 4), "data", "model")} for i in range(3)}})
-    rules = port.layers_scanned_in_linen("layers", "blocks")
+    rules = STACKED_IN_LINEN
     found = checkpoint.restore(tmp_path / "stacked", target, rules=rules)["blocks"]
     for i in range(3):
         assert found[i]["w"][...].sharding.spec == PartitionSpec("data", "model")
@@ -169,7 +171,7 @@ def test_arrays_are_restored_into_the_shards_of_the_target(tmp_path):
     one_by_one = {f"layers_{i}": {"w": layer} for i, layer in enumerate(layers)}
     checkpoint.save(tmp_path / "one by one", {"params": one_by_one})
     target = nnx.State({"blocks": {"w": param((8, 3, 4), "data", None, "model")}})
-    rules = port.layers_scanned_in_nnx("layers", "blocks", 1)
+    rules = {r"layers_(\d+)": r"blocks[\1@1]"}
     found = checkpoint.restore(tmp_path / "one by one", target, rules=rules)["blocks"]["w"][...]
     assert found.sharding.spec == PartitionSpec("data", None, "model")
     np.testing.assert_array_equal(found, layers.transpose(1, 0, 2))
@@ -196,11 +198,10 @@ def test_one_stack_is_read_at_a_time_so_that_few_arrays_are_there_twice(
         return read(directory, tree, wanted)
 
     monkeypatch.setattr(_arrays, "read", noted)
-    rules = port.layers_scanned_in_linen if in_linen else port.layers_scanned_in_nnx
     restored = checkpoint.restore(
         tmp_path / "model",
         state,
-        rules=rules("layers", "blocks"),
+        rules=STACKED_IN_LINEN if in_linen else STACKED_IN_NNX,
         allow_unexpected=True,
         verify=True,
     )
@@ -216,7 +217,7 @@ def test_what_is_not_a_whole_stack_is_refused(tmp_path):
     checkpoint.save(tmp_path / "layers", {"params": layers})
     target = nnx.State({"blocks": {"w": nnx.Param(jnp.zeros((3, 2)))}})
     for rules, text in (
-        (port.layers_scanned_in_nnx("layers", "blocks"), r"blocks/w: \(2,\) is not \(1,\)"),
+        (STACKED_IN_NNX, r"blocks/w: \(2,\) is not \(1,\)"),
         ({r"layers_([02])": r"blocks[\1]"}, r"blocks/s: the layers \[0, 2\].*missing are \[1\]"),
         ({r"layers_(\d)": r"blocks.*.x\1"}, "layers_1/s: no axis of stacked layers"),
     ):
