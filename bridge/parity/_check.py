@@ -73,7 +73,9 @@ def check(
       train: whether the models run as in training.
       gradients: whether gradients are compared.
       sections: what is compared, some of the names in `parity.SECTIONS`; by default all of them,
-        but for what `gradients` and `options` leave out.
+        but for what `gradients` and `options` leave out. The output of every layer is kept in
+        memory, so name others for a large model. Name others too for a re-implementation that
+        arrives at the same output in another way.
       options: what is rarely set: steps, tolerances, compilation and more.
 
     Returns:

@@ -21,9 +21,6 @@ class Options:
     Attributes:
       a_kwargs: keyword arguments of `a` alone.
       b_kwargs: keyword arguments of `b` alone.
-      layers: whether the output of every layer is compared. It keeps them all in memory. A
-        re-implementation that arrives at the same output in another way has other values on the
-        way, and is compared without.
       loss: output -> scalar, for gradients and steps. By default the mean of all float outputs,
         each element with a random weight.
       steps: how many optimizer steps are made on both sides.
@@ -33,8 +30,9 @@ class Options:
         which two models that do the same operations do have.
       dtypes: whether another dtype is a difference where the values agree, of a layer's output too.
       jit: whether gradients, updated state and steps are compiled, one program for each model.
-        Layers run without, and outputs are theirs; without layers outputs come from the program. A
-        model that JAX cannot trace is not compiled, and the report says so.
+        Layers run without, and outputs are theirs; if neither layers nor fields are compared,
+        outputs come from the program. A model that JAX cannot trace is not compiled, and the report
+        says so.
       axis_sizes: sizes of the named axes that the models reduce over, as
         `BatchNorm(axis_name='batch')` does. Every member of an axis gets the same inputs.
 
@@ -51,7 +49,6 @@ class Options:
 
     a_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     b_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    layers: bool = True
     loss: Callable[[Any], Any] | None = None
     steps: int = 0
     optimizer: optax.GradientTransformation | None = None
@@ -83,11 +80,10 @@ def chosen_sections(
         else list(SECTIONS if sections is None else sections)
     )
     steps = options.steps
-    asked = {"layers": options.layers, "gradients": gradients, "steps": bool(steps)}
-    left_out = {name for name, is_asked in asked.items() if not is_asked}
     chosen = set(names)
     if sections is None:
-        chosen -= left_out | (set() if options.layers else {"fields"})
+        asked = {"gradients": gradients, "steps": bool(steps)}
+        chosen -= {name for name, is_asked in asked.items() if not is_asked}
     problems: list[str] = []
     if unknown := [name for name in names if name not in SECTIONS]:
         hints = sorted({did_you_mean(str(name), SECTIONS) for name in unknown} - {""})
@@ -99,11 +95,8 @@ def chosen_sections(
         problems.append(f"steps={steps}: `sections` does not name 'steps'")
     elif "steps" in chosen and not steps:
         problems.append("sections: say how many steps are made: steps=3")
-    problems += [
-        f"{name}=False: `sections` names {name!r}"
-        for name in ("layers", "gradients")
-        if name in chosen & left_out
-    ]
+    if "gradients" in chosen and not gradients:
+        problems.append("gradients=False: `sections` names 'gradients'")
     if options.optimizer is not None and not steps:
         problems.append("optimizer: say how many steps are made: steps=3")
     if options.loss is not None and not chosen & {"gradients", "steps"}:

@@ -64,8 +64,8 @@ def trace(
     except Exception as error:
         error.add_note(
             "raised while parity.check ran the model eagerly to observe its layers"
-            f"{recorder.position()}; if it runs only under jit, leave them out with"
-            " parity.Options(layers=False)"
+            f"{recorder.position()}; if it runs only under jit, leave them out:"
+            " sections=('weights', 'outputs', 'gradients')"
         )
         raise
     return recorder.trace(output)

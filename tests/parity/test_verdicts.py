@@ -174,7 +174,7 @@ def test_a_named_axis_without_a_size_is_refused_and_with_one_is_bound():
     linen, native = (Normed(), variables), NormedNNX("batch")
 
     with pytest.raises(bridge.UnboundAxisError, match=r"batch.*axis_sizes=\{'NAME': 1\}"):
-        parity.check(linen, native, X, gradients=False, options=parity.Options(layers=False))
+        parity.check(linen, native, X, sections=["state"])
     report = parity.check(linen, native, X, options=parity.Options(axis_sizes={"batch": 2}))
 
     assert report.ok
@@ -371,9 +371,7 @@ def test_inputs_without_numbers_and_axes_without_a_size_are_one_error():
     found = [line.partition(":")[0] for line in str(raised.value).splitlines()[1:]]
     assert found == ["  - input 0", "  - input 1['x']", "  - mask", "  - axis_sizes"]
     half = jnp.ones((2, 3), jnp.bfloat16)
-    assert parity.check(
-        model, model, np.asarray(half), gradients=False, options=parity.Options(layers=False)
-    ).ok
+    assert parity.check(model, model, np.asarray(half), sections=["outputs"]).ok
 
 
 @pytest.mark.parametrize(
@@ -382,7 +380,6 @@ def test_inputs_without_numbers_and_axes_without_a_size_are_one_error():
         ({}, {"steps": -1}, "steps: found -1, expected a number from 0 on"),
         ({"sections": ["steps"]}, {}, "sections: say how many steps are made: steps=3"),
         ({"sections": ["outputs"]}, {"steps": 2}, "steps=2: `sections` does not name 'steps'"),
-        ({"sections": ["layers"]}, {"layers": False}, "layers=False: `sections` names 'layers'"),
         (
             {"sections": ["gradients"], "gradients": False},
             {},
@@ -404,13 +401,15 @@ def test_options_that_contradict_each_other_are_refused(arguments, options, prob
 
 def test_all_faults_of_options_come_in_one_error():
     model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
-    options = parity.Options(layers=False, optimizer=optax.adam(1e-3))
+    options = parity.Options(optimizer=optax.adam(1e-3))
 
     with pytest.raises(bridge.InvalidOptionsError) as raised:
-        parity.check(model, model, X, sections=["layers", "grads"], options=options)
+        parity.check(
+            model, model, X, sections=["gradients", "grads"], gradients=False, options=options
+        )
 
     found = [problem.partition(":")[0] for problem in raised.value.problems]
-    assert found == ["sections", "layers=False", "optimizer"]
+    assert found == ["sections", "gradients=False", "optimizer"]
 
 
 def test_options_of_another_type_are_refused():
