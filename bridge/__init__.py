@@ -1,6 +1,6 @@
 """The bridge between Flax's two module systems.
 
-`ToNNX` makes a Linen module usable as an NNX module, `ToLinen` an NNX module as a Linen module.
+`ToNNX` wraps a Linen module as an NNX module, and `ToLinen` an NNX module as a Linen module.
 Every name of `flax.nnx.bridge` has the same meaning here, so `import bridge` can replace it.
 
 `bridge.checkpoint`, `bridge.parity`, `bridge.port` and `bridge.rewrite` are imported on first use,

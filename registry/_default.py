@@ -105,7 +105,7 @@ def register_box(
     to_fields: Callable[[Any], tuple[Any, Mapping[str, Any]]],
     from_fields: Callable[[Any, Mapping[str, Any]], Any],
 ) -> None:
-    """Says in the default registry how boxes of a type become (value, fields) and back.
+    """Registers in the default registry how boxes of a type become (value, fields) and back.
 
     Args:
       box_type: a subclass of `AxisMetadata`.
@@ -154,8 +154,8 @@ def variable_name_from_type(typ: VariableType, *, create: bool = False) -> str:
 
     Raises:
       InvalidRegistrationError: `typ` is not a Variable type.
-      UnknownNameError: nobody knows the type and `create` is false, or it is none of Flax's own
-        and known to a registry that is not in force.
+      UnknownNameError: nobody knows the type and `create` is false, or only a registry that is
+        not in force knows it.
 
     Source: flax/nnx/variablelib.py:variable_name_from_type @ 0.12.8
     """

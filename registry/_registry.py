@@ -274,9 +274,8 @@ class Registry:
 
         Raises:
           InvalidRegistrationError: `typ` is not a Variable type.
-          UnknownNameError: nobody registered the type and `create` is false; or it is none of
-            Flax's own and has a collection in a registry that `use` had put in force, and which no
-            longer is.
+          UnknownNameError: nobody registered the type and `create` is false; or only a registry
+            that `use` put in force earlier knows the type.
           RegistrationConflictError: the collection named after the class belongs to another type.
         """
         check_type(typ)

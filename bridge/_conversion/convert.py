@@ -18,7 +18,7 @@ from .nnx_meta import NNXMeta
 
 
 def linen_to_nnx(variables: Mapping[str, Any]) -> State:
-    """The State that holds what Linen variables hold.
+    """Converts Linen variables to an NNX State.
 
     A leaf of collection `c` at path `p` becomes a Variable of `c`'s type at `p`. If two collections
     have a leaf at one path, or a leaf of one lies above a subtree of the other, `params` keeps the
@@ -29,11 +29,11 @@ def linen_to_nnx(variables: Mapping[str, Any]) -> State:
         FrozenDict. A collection `nnx` is static and is left out.
 
     Returns:
-      A State with a Variable for every leaf; an empty mapping becomes a Variable whose value is
+      A State with a Variable for every leaf. An empty mapping becomes a Variable with the value
       `{}`.
 
     Raises:
-      ConversionError: not variables.
+      ConversionError: `variables` are not Linen variables.
       UnsupportedBoxError: a metadata box cannot be carried.
 
     Example::
@@ -49,19 +49,19 @@ def linen_to_nnx(variables: Mapping[str, Any]) -> State:
 
 
 def nnx_to_linen(state_or_module: State | nnx.Pytree | Mapping[Any, Any]) -> Any:
-    """The Linen variables that hold what a State or an NNX module holds; inverse of `linen_to_nnx`.
+    """Converts a State or an NNX module to Linen variables; the inverse of `linen_to_nnx`.
 
     Args:
-      state_or_module: a State, nested dicts of Variables, or a module (all of its state, RNG
+      state_or_module: a State, nested dicts of Variables, or a module (all of its state, RNG state
         included).
 
     Returns:
       Variables by collection: a dict, or a FrozenDict if Flax's `flax_return_frozendict` is on. A
       Variable with metadata is returned in an `NNXMeta`, or in the Linen box that it came from.
-      Arrays that are in no Variable are in the collection `nnx_arrays`.
+      Arrays outside of Variables are in the collection `nnx_arrays`.
 
     Raises:
-      ConversionError: neither a State nor a module, or Linen variables already.
+      ConversionError: the argument is neither a State nor a module, or is Linen variables already.
       RegistrationConflictError: two unregistered Variable types have the same name.
 
     Example::
@@ -98,9 +98,9 @@ def to_linen_var(variable: Variable) -> Any:
       variable: any Variable.
 
     Returns:
-      The value if the metadata says nothing; the Linen box it came from, made of that box's own
-      fields; else an `NNXMeta` with all of the metadata. That includes `ref`, `hijax` and
-      `eager_sharding`, so that `to_nnx_var` makes the same Variable again.
+      The value, if there is no metadata to keep. The Linen box that it came from, rebuilt from that
+      box's own fields. Otherwise an `NNXMeta` with all of the metadata, including `ref`, `hijax`
+      and `eager_sharding`, so that `to_nnx_var` makes the same Variable again.
     """
     leaf = nnx_leaves.to_leaf(variable, registry.current())
     if leaf.box is None and isinstance(leaf.value, jax.Array):

@@ -46,7 +46,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
     metadata: dict[str, Any] = _struct.field(pytree_node=False)
 
     def unbox(self) -> Any:
-        """The value; no sharding constraint, as an NNX Variable applies none when read."""
+        """The value, without a sharding constraint: reading an NNX Variable applies none either."""
         return self.value
 
     def replace_boxed(self, val: B) -> NNXMeta[B]:
@@ -58,8 +58,8 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
 
         Args:
           index: where the axis is inserted.
-          params: the lifted transform's `metadata_params`; the axis is called
-            `params[nn.PARTITION_NAME]`, and has no name without it.
+          params: the lifted transform's `metadata_params`. The axis is called
+            `params[nn.PARTITION_NAME]`; without that entry it has no name.
 
         Returns:
           A new box whose axis names fit the new value; the Variable's `on_add_axis` hooks have run.
@@ -112,10 +112,11 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
         return dataclasses.replace(self, metadata=metadata)
 
     def get_partition_spec(self) -> jax.sharding.PartitionSpec:
-        """The partition spec, from metadata alone: logical names stay, no mesh is needed.
+        """The partition spec from metadata alone: logical names stay, and no mesh is needed.
 
-        The Variable's own `sharding_rules` are not applied, nor are those of Linen's own boxes:
-        `nn.logical_to_mesh` would take the mesh axes for names without a rule, and drop them.
+        The `sharding_rules` of the Variable or of a Linen box are not applied. Otherwise
+        `nn.logical_to_mesh` would take the mesh axes for logical names without a rule, and drop
+        them.
         """
         sharding = self.metadata.get("out_sharding")
         while not isinstance(sharding, tuple | list | jax.sharding.PartitionSpec | None):
@@ -124,7 +125,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
         return jax.sharding.PartitionSpec(*(sharding or ()))
 
     def to_nnx_variable(self) -> nnx.Variable[Any]:
-        """The Variable that this box stands for; no hook runs and nothing is sharded."""
+        """The Variable of this box; no hook runs and nothing is sharded."""
         return variable_from_metadata(self.var_type, self.value, self.metadata)
 
 

@@ -10,7 +10,7 @@ from .texts import bullets, shown
 
 
 class ConversionError(BridgeError, ValueError, TypeError):
-    """A conversion got something that is neither variables nor a State."""
+    """A conversion got neither Linen variables nor an NNX State or module."""
 
 
 class InvalidMeshError(BridgeError, TypeError):
@@ -28,12 +28,12 @@ class InvalidMeshError(BridgeError, TypeError):
 
 
 class ShardingError(BridgeError, ValueError):
-    """Partition specs that do not fit the mesh; one error holds every leaf.
+    """Partition specs do not fit the mesh; one error holds every leaf.
 
     Attributes:
       problems: (path, shape and spec, what is wrong) of each leaf.
       mesh: sizes of the mesh's axes by name.
-      is_own: whether the Variables bring this mesh, as their `mesh=`.
+      is_own: whether the Variables bring this mesh with them, as `mesh=`.
     """
 
     def __init__(

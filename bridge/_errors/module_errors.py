@@ -10,7 +10,7 @@ from .texts import shown
 
 
 class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError):
-    """A `bridge.Module` declares something where it may not, or uses what only a call has."""
+    """A `bridge.Module` declares something in the wrong place, or uses it outside of a call."""
 
     @classmethod
     def of_place(cls, what: str, owner: str, *, is_bound: bool = True) -> DeclarationError:
@@ -28,7 +28,7 @@ class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError
 
     @classmethod
     def of_use(cls, what: str, owner: str) -> DeclarationError:
-        """The error for the use of what is only there while a module is being called."""
+        """The error for a use that is only possible while the module is being called."""
         return cls(
             f"{what} only while {owner} is being called; use it in a method of that module, and"
             " call the outermost module"
@@ -36,7 +36,7 @@ class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError
 
 
 class UnboundLinenError(BridgeError, flax_errors.CallCompactUnboundModuleError, AttributeError):
-    """A Linen module is called in a `bridge.Module` that it is not a submodule of."""
+    """A Linen module is called in a `bridge.Module` without being its submodule."""
 
     def __init__(self, linen_module: str, owner: str):
         super().__init__(

@@ -11,16 +11,16 @@ from .texts import bullets, by_reason, misfits, shown, with_remedy
 
 
 class CheckpointError(BridgeError, ValueError):
-    """A checkpoint and what is to be saved or restored do not fit; one error holds every problem.
+    """A model or a target does not fit the checkpoint; one error holds every problem.
 
     Attributes:
       path: where the checkpoint is.
-      missing: (path in the tree, expected) of what the target needs and the checkpoint lacks.
-      mis_shaped: (path in the tree, expected, found) of what has another shape.
-      mis_typed: (path in the tree, expected, found) of what has another dtype or PRNG.
-      unexpected: paths in the tree that the target does not have.
-      unreadable: (path in the tree or file, reason) of what is damaged.
-      unsupported: (path in the tree, reason) of what a checkpoint cannot hold.
+      missing: (path in the tree, expected) of leaves that only the target has.
+      mis_shaped: (path in the tree, expected, found) of leaves with another shape.
+      mis_typed: (path in the tree, expected, found) of leaves with another dtype or PRNG.
+      unexpected: paths of leaves that only the checkpoint has.
+      unreadable: (path in the tree or file, reason) of damaged arrays or files.
+      unsupported: (path in the tree, reason) of leaves that a checkpoint cannot hold.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class LayerRegistrationError(BridgeError, ValueError, TypeError):
 
     Attributes:
       linen_class: the Linen class of the refused pair.
-      nnx_class: the NNX class of it.
-      found: what is in the way.
+      nnx_class: its NNX class.
+      found: the obstacle.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ParityError(BridgeError, AssertionError):
     """Two models that should compute the same do not.
 
     Attributes:
-      report: what was compared, and what differs.
+      report: the `parity.Report`.
     """
 
     def __init__(self, report: object):
@@ -92,10 +92,10 @@ class ParityError(BridgeError, AssertionError):
 
 
 class InvalidOptionsError(BridgeError, ValueError):
-    """`parity.check` got options that there are not, or that contradict each other.
+    """`parity.check` got unknown options, or options that contradict each other.
 
     Attributes:
-      problems: every one of them, one line each.
+      problems: every problem, one line each.
     """
 
     def __init__(self, problems: Iterable[str]):
@@ -110,8 +110,8 @@ class PortError(BridgeError, ValueError):
     """Values cannot be moved between Linen variables and a native NNX model.
 
     Attributes:
-      where: what was to be done.
-      problems: every reason against it, one line each.
+      where: the operation that failed.
+      problems: every reason, one line each.
     """
 
     def __init__(self, where: str, problems: Iterable[str], remedy: str = ""):

@@ -24,7 +24,7 @@ class InvalidModuleError(BridgeError, TypeError):
 
 
 class InvalidMethodError(BridgeError, TypeError, AttributeError):
-    """A `method` names nothing that can be called.
+    """`method` is not the name of a method, nor a function.
 
     Attributes:
       method: what was asked for.
@@ -39,7 +39,7 @@ class InvalidMethodError(BridgeError, TypeError, AttributeError):
 
 
 class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
-    """`rngs` is nothing that keys can be drawn from.
+    """`rngs` is not a source of random keys.
 
     Attributes:
       found: the refused object.
@@ -71,7 +71,7 @@ class InvalidFilterError(BridgeError, TypeError, flax_errors.InvalidFilterError)
 
 
 class MissingRngError(BridgeError, flax_errors.InvalidRngError):
-    """A key is drawn from a stream that exists nowhere.
+    """A module draws a key from an RNG stream that does not exist.
 
     Attributes:
       streams: the streams that were asked for.
@@ -88,7 +88,7 @@ class MissingRngError(BridgeError, flax_errors.InvalidRngError):
 
 
 class OuterStateError(BridgeError, flax_errors.TraceContextError):
-    """A constructor changes Variables of the caller's in a JAX transform, such as their streams."""
+    """In a JAX transform, a constructor changes Variables that it did not make, such as streams."""
 
     def __init__(self, where: str, detail: str):
         super().__init__(
@@ -154,8 +154,8 @@ class MismatchError(
     """Variables and module do not fit; one error holds every problem.
 
     Attributes:
-      missing: (path, expected) of what the module needs and the variables lack.
-      mis_shaped: (path, expected, found) of what has another shape.
+      missing: (path, expected) of leaves that only the module has.
+      mis_shaped: (path, expected, found) of leaves with another shape.
       unknown: paths that the module does not have.
     """
 
@@ -204,7 +204,7 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
     """A call writes to a collection that it may not update.
 
     Attributes:
-      collection: the collection's name, None if it cannot be found out.
+      collection: the collection's name, None if it is not known.
     """
 
     def __init__(self, where: str, collection: str | None, remedy: str, detail: str = ""):
@@ -218,9 +218,9 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
 
 
 class UnboundAxisError(BridgeError, NameError):
-    """A model reduces over a named axis, such as `BatchNorm(axis_name='batch')`, outside of it.
+    """A model reduces over a named axis that does not exist, as `BatchNorm(axis_name='batch')` may.
 
-    Its text holds that of JAX's error, which names the axis.
+    The message contains JAX's own, which names the axis.
     """
 
     def __init__(self, where: str, error: NameError):
@@ -231,11 +231,11 @@ class UnboundAxisError(BridgeError, NameError):
 
 
 class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableError):
-    """Strict mode: a call updates a collection that it may not update."""
+    """With `strict=True`, a call updates a collection that is not mutable."""
 
 
 class UnsupportedFlaxError(BridgeError, ImportError):
-    """A part of Flax or JAX that the bridge needs is gone, or behaves otherwise.
+    """A part of Flax or JAX that the bridge needs is missing or behaves differently.
 
     Attributes:
       part: the part.

@@ -14,7 +14,7 @@ M = TypeVar("M", bound=nnx.Module)
 
 @dataclasses.dataclass
 class Functional(Generic[M]):
-    """A module to be made, and after `init` its static definition.
+    """A recipe for an NNX module, with its static definition after `init`.
 
     Attributes:
       module_type: the NNX module's class.
@@ -29,7 +29,7 @@ class Functional(Generic[M]):
     kwargs: dict[str, Any]
 
     def init(self, *, rngs: nnx.Rngs | None = None) -> nnx.State[Any, Any]:
-        """Constructs the module and returns its state; the definition is kept here.
+        """Constructs the module, returns its state and keeps its definition.
 
         Args:
           rngs: passed to the constructor unless None.
@@ -39,7 +39,7 @@ class Functional(Generic[M]):
         return state
 
     def apply(self, *states: object) -> Any:
-        """Something that is called as the module would be, and has its methods.
+        """A stand-in for the module on this state: call it, or one of its methods.
 
         Args:
           *states: the state of the module, in any number of parts.
@@ -59,7 +59,7 @@ class Functional(Generic[M]):
 
 
 def functional(cls: type[M]) -> Callable[..., Functional[M]]:
-    """An NNX module class as a constructor of `Functional`s.
+    """Turns an NNX module class into a constructor of `Functional`s.
 
     Args:
       cls: the NNX module's class.

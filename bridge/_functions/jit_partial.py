@@ -28,32 +28,34 @@ def jit_partial(
 ) -> Callable[..., R]:
     """Compiles a function with its first arguments, the modules, bound to it.
 
-    `nnx.jit` walks through every module at every call. This walks once and from then on passes the
-    Variables' arrays to the compiled program and puts back those that it changed, so a call costs
-    what a call of a jitted pure function costs, and the modules stay the owners of their state. It
-    looks at the modules' attributes at every call: when one was replaced, removed or added, as by
-    `model.train()`, the modules are walked through again, and programs of earlier structures are
-    kept. Modules that hold a plain list of Variables, and no `nnx.List`, are walked through at each
-    call. Attributes and metadata are compared by identity, so what is written into an object that
-    sits in an attribute, or into a Variable's metadata, is not seen.
+    `nnx.jit` traverses every module at every call. This function traverses them once. Each call
+    then passes the arrays of the Variables to the compiled program and stores those that it
+    changed. So a call costs as much as that of a jitted pure function, and the modules still own
+    their state.
 
-    A call that changes more than the values of Variables (`sow` for the first time, a new
-    attribute), or that returns a module or a bound Variable, runs under `nnx.jit`, which costs what
-    it costs and returns the very object. Calls of one compiled function from several threads take
-    turns if they change Variables, and run at once if they change none and nothing is donated.
+    Each call checks the attributes of the modules. If one was replaced, removed or added, as by
+    `model.train()`, the modules are traversed again; programs of earlier structures are kept.
+    Modules with a plain list of Variables, instead of an `nnx.List`, are traversed at each call.
+    Attributes and metadata are compared by identity, so a call does not notice a change inside an
+    object that is an attribute, or inside the metadata of a Variable.
+
+    Some calls run under `nnx.jit`, at its cost: a call that changes more than the values of
+    Variables (the first `sow`, a new attribute), and one that returns a module or a bound Variable.
+    Calls from several threads run one after the other if they change Variables or donate, and
+    otherwise at once.
 
     Args:
       fun: called as `fun(*modules, *args, **kwargs)`; it may change Variables, and draw keys.
       *modules: NNX modules, optimizers, `nnx.Rngs`; they may share parts.
       static_argnames: keyword arguments that are static, as for `jax.jit`.
-      donate: whether the arrays of Variables that the call changes are given to the program, which
-        then writes into their memory. References to those arrays elsewhere become invalid.
+      donate: whether the program may take the arrays of the Variables that it changes, and
+        write into their memory. Other references to these arrays become invalid.
 
     Returns:
       A function of the remaining arguments, arrays or pytrees of arrays.
 
     Raises:
-      InvalidModuleError: there is nothing to bind, or a Linen module, a class or a function; or, in
+      InvalidModuleError: no module is given, or a Linen module, a class or a function; or, in
         the call, a module or a Variable is passed that is not bound.
 
     Example::

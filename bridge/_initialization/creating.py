@@ -14,12 +14,13 @@ CREATING: ContextVar[bool] = ContextVar("creating", default=False)
 def creating_variables() -> Iterator[None]:
     """Lets the calls of every `ToNNX` in this block create and replace variables, as `init` does.
 
-    The Linen modules see `is_initializing()`, and what they put into their variables stays, beside
-    the variables that exist: adapters of LoRA, statistics and quantized weights of a library that
-    changes a model while it runs it once. `lazy_init` is for a model that has no variables yet; it
-    undoes what the call does to native NNX state, and this does not.
+    Use it for libraries that change a model by running it once, such as those that add LoRA
+    adapters, statistics or quantized weights. In the Linen modules `is_initializing()` is true, and
+    new variables stay beside those that exist. `lazy_init` is for a model that has no variables
+    yet. It undoes the effects of the call on native NNX state; this block does not.
 
-    A program that `nnx.jit` has compiled before is run as it is: make this call outside of one.
+    A program that `nnx.jit` has compiled before does not notice the block, so make the call outside
+    of `nnx.jit`.
 
     Example::
 

@@ -39,9 +39,9 @@ def register_layer(
     """Makes a layer of your own known to the tools: `port`, `parity` and `python -m bridge report`.
 
     Values are then ported by the names that are given here, fields are compared under both names,
-    and the report counts the Linen class as one that has a counterpart. Subclasses of the NNX class
-    are held to be the same layer, as those of Flax's layers are. Registering the same layer again
-    is fine, and so is running a notebook cell again that defines its classes.
+    and the report counts the Linen class as one with a counterpart. Subclasses of the NNX class
+    count as the same layer, like subclasses of Flax's own layers. You may register the same layer
+    again, and run a notebook cell again that defines its classes.
 
     Args:
       linen_class: the Linen class.
@@ -50,12 +50,12 @@ def register_layer(
         have other names. A tuple of Linen paths means that NNX keeps these leaves as one, side by
         side on its last axis: `{('q/kernel', 'k/kernel'): 'qk/kernel'}`.
       fields: NNX's names of the fields by Linen's, where they differ.
-      overwrite: whether this replaces what is known of either class.
+      overwrite: whether to replace an earlier registration of either class.
 
     Raises:
       LayerRegistrationError: one of the two is not a module class of its kind, `fields` names no
-        field of the Linen class, or one of the classes already has another counterpart or other
-        names and `overwrite` is false.
+        field of the Linen class, or one of the classes already has another counterpart or
+        other names and `overwrite` is false.
 
     Example::
 

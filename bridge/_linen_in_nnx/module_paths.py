@@ -12,7 +12,7 @@ M = TypeVar("M", bound=nnx.Module)
 
 
 def set_module_paths(model: M) -> M:
-    """Tells every `ToNNX` in a model where it is, so that the Linen modules inside know it too.
+    """Tells every `ToNNX` in a model its path, so that the Linen modules inside know theirs too.
 
     NNX modules do not know their paths. Without this call the path of a wrapped Linen module
     begins at its `ToNNX`, and so rules such as `encoder/.*` of a library that matches paths miss

@@ -54,15 +54,15 @@ class ToNNX(LinenHolder):
       ((1, 64), (32, 64))
 
     Args:
-      module: a Linen module instance. One that was bound to variables, by `bind`, brings them.
+      module: a Linen module instance. If it was bound to variables by `bind`, the wrapper has them.
       rngs: where keys come from: an `nnx.Rngs`, which is forked, one key, or a dict of keys by
         stream name. With a key, `lazy_init(x)` gives bit for bit what `module.init(key, x)` gives.
       mutable: the collections that every call may update: names, True, a `DenyList`, or
         `'existing'` for the state collections that exist. By default none, as in Linen.
       eager_sharding: whether annotated variables are sharded over the mesh in force when they are
-        created or taken in. By default they are if `nnx.using_eager_sharding()`, as native
-        Variables; those whose names are not axes of the mesh are left as they are, and so are all
-        without a mesh. True makes either an error.
+        created or taken in. By default they are if `nnx.using_eager_sharding()` is true, as native
+        Variables are. A variable is left unsharded if its names are not axes of the mesh, or if no
+        mesh is set; with True either is an error.
 
     Raises:
       InvalidModuleError: `module` is not a Linen module instance.
@@ -138,7 +138,7 @@ class ToNNX(LinenHolder):
     def set_view(
         self, deterministic: bool | None = None, use_running_average: bool | None = None
     ) -> None:
-        """Sets the modes of this module; what `nnx.view` calls on its copy.
+        """Sets the modes of this module; `nnx.view` calls it on the copy that it makes.
 
         Args:
           deterministic: if True, nothing is dropped.
@@ -181,8 +181,8 @@ class ToNNX(LinenHolder):
           rngs: keys for this call, as for `ToNNX`; by default the wrapper's own streams. A key is
             drawn only if the Linen module asks for it.
           method: a name or a function of the Linen module, `__call__` by default.
-          mutable: the collections that this call may update, in place; as for `ToNNX`. It limits
-            nothing while `lazy_init` or `init` runs, which create all variables.
+          mutable: the collections that this call may update in place, as for `ToNNX`. It has no
+            effect during `lazy_init` and `init`, which create all variables.
           capture_intermediates: as for Linen's `apply`.
           **kwargs: the method's keyword arguments.
 

@@ -31,10 +31,11 @@ PRIORITIES = "bridge__priorities"
 
 
 class AttrPriority(enum.IntEnum):
-    """Which of several attributes gives the variables of a shared module their path in Linen.
+    """The order in which several attributes may give a shared module its path in Linen.
 
-    The smallest one does, in `init`, `apply` and `variables`. In `nnx.state` it is the first name,
-    as for every NNX module: `nnx.merge` hands out leaves in the order of names.
+    In `init`, `apply` and `variables` the attribute with the smallest value gives the path. In
+    `nnx.state` it is the first name, as for every NNX module, because `nnx.merge` hands out leaves
+    in the order of names.
 
     Source: flax/nnx/bridge/module.py:AttrPriority @ 0.12.8
     """

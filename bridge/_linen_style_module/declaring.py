@@ -36,7 +36,7 @@ class Declaring(LinenStyle):
 
     @property
     def scope(self) -> Scope | None:
-        """The keys and the mutable collections of the call, None outside of one."""
+        """The keys and the mutable collections of the call, None outside of a call."""
         record = record_of(self)
         return vars(self).get(SCOPE) if record is None else record.scope
 
@@ -65,9 +65,9 @@ class Declaring(LinenStyle):
 
         Args:
           name: its name.
-          init_fn: makes the initial value from a key and the other arguments.
+          init_fn: a function that makes the initial value from a key and the other arguments.
           *init_args: further arguments of `init_fn`.
-          unbox: whether the Variable is returned rather than Linen's metadata box.
+          unbox: whether to return the Variable instead of Linen's metadata box.
           **init_kwargs: keyword arguments of `init_fn`.
 
         Returns:
@@ -78,7 +78,7 @@ class Declaring(LinenStyle):
           NameInUseError: the name is taken.
           MismatchError: there is no such parameter, or it has another shape.
           NotInitializedError: the module has no variables yet.
-          MissingRngError: there is no key to draw the value from.
+          MissingRngError: there is no key for the initial value.
         """
         record = _declared(self, "params", name, "param")
         found = variables.find_declared(self, "params", name)
@@ -110,13 +110,13 @@ class Declaring(LinenStyle):
         Args:
           col: the collection.
           name: the variable's name.
-          init_fn: makes the initial value; without it the variable has to exist.
+          init_fn: a function that makes the initial value; without it the variable has to exist.
           *init_args: arguments of `init_fn`.
-          unbox: of no effect: the Variable holds the value and the metadata.
+          unbox: has no effect, because the Variable holds the value and the metadata.
           **init_kwargs: keyword arguments of `init_fn`.
 
         Returns:
-          The Variable, of the type that belongs to the collection.
+          The Variable, of the collection's Variable type.
 
         Raises:
           DeclarationError: neither `setup` nor a compact method runs.
@@ -142,17 +142,17 @@ class Declaring(LinenStyle):
 
     @uncounted
     def get_variable(self, col: str, name: str, default: object = None) -> Any:
-        """The value of a variable or the variables of a submodule, `default` if there are none."""
+        """The value of a variable or the variables of a submodule; `default` if neither exists."""
         found = variables.find(self, col, name)
         value = variables.held_below(self, col, name) if found is None else found.get_value()
         return default if value is None else value
 
     @uncounted
     def put_variable(self, col: str, name: str, value: object) -> None:
-        """Gives a variable a value, and creates it if there is none.
+        """Gives a variable a value, and creates it if it does not exist.
 
         Raises:
-          ImmutableCollectionError: from `apply`, if it may not update the collection.
+          ImmutableCollectionError: raised by `apply`, if it may not update the collection.
         """
         found = variables.find_declared(self, col, name)
         if found is None:
@@ -162,7 +162,7 @@ class Declaring(LinenStyle):
 
     @uncounted
     def is_mutable_collection(self, col: str) -> bool:
-        """Whether the call may update a collection; all of them, unless somebody said otherwise."""
+        """Whether the call may update a collection; by default it may update all."""
         scope = self.scope
         return scope is None or scope.is_mutable_collection(col)
 
@@ -179,7 +179,7 @@ class Declaring(LinenStyle):
 
     @uncounted
     def make_rng(self, name: str = "default") -> jax.Array:
-        """The next key of a stream; `default`, then `params`, stands for one that is not there.
+        """The next key of a stream; `default`, then `params`, replaces a missing one.
 
         Raises:
           DeclarationError: outside of a call.
@@ -206,13 +206,13 @@ class Declaring(LinenStyle):
           variable_type: the collection's name, or a Variable type.
           name: the name in the collection.
           value: the value.
-          reduce_fn: (what is there, value) -> what is there then.
-          init_fn: makes what is there at first.
+          reduce_fn: (stored value, value) -> the new stored value.
+          init_fn: makes the first stored value.
           capture_noop: whether only `nnx.capture` may ask for it, as in `nnx.Module.sow`. None is
             False here: what `mutable` takes is not a deprecated way.
 
         Returns:
-          Whether the value was kept: below `nnx.capture`, or where `mutable` takes the collection.
+          Whether the value was kept: inside `nnx.capture`, or if `mutable` has the collection.
         """
         if CAPTURES in vars(self):
             return super().sow(variable_type, name, value, reduce_fn, init_fn)

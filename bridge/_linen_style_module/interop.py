@@ -21,11 +21,11 @@ M = TypeVar("M", bound=nnx.Module)
 def nnx_in_bridge_mdl(factory: Callable[[nnx.Rngs], M], name: str | None = None) -> M:
     """Makes an NNX module a submodule of the `bridge.Module` that is being called.
 
-    The module is constructed where variables are created. Where they are given, only its shapes
-    are, and its keys; a module that holds its variables already is returned as it is.
+    When variables are created, the module is constructed. When they are given, only its shapes and
+    keys are made. A module that already holds its variables is returned as it is.
 
     Args:
-      factory: makes the module from the call's streams.
+      factory: a function that makes the module from the streams of the call.
       name: the submodule's name in a compact method, by default its class and a number. In `setup`
         the attribute is its name.
 

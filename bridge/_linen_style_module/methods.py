@@ -28,7 +28,7 @@ def compact(method: F) -> F:
       The method.
 
     Raises:
-      InvalidModuleError: later, if it is called with another kind of module.
+      InvalidModuleError: later, if the method is called on another kind of module.
 
     Example::
 

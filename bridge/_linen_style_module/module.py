@@ -51,11 +51,11 @@ _get = object.__getattribute__
 class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     Declaring, Running, metaclass=ModuleMeta
 ):
-    """An NNX module whose class is written as a Linen class: its base class is all that changes.
+    """An NNX module that is written like a Linen class: only its base class is another one.
 
     Annotations are fields; submodules and variables are made in `setup` or in a `compact` method.
-    `lazy_init` creates the variables and leaves them in the module, which is an NNX module like any
-    other from then on: `model.Dense_0.kernel`. `init` and `apply` leave the module as it is and
+    `lazy_init` creates the variables and leaves them in the module. From then on it is an NNX
+    module like any other: `model.Dense_0.kernel`. `init` and `apply` do not change the module and
     work on variables by collection, as Linen's do.
 
     A submodule may be another `bridge.Module`, any NNX module, or a Linen module, which becomes a
@@ -64,7 +64,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     Args:
       *args: the fields, in order.
       name: the name in the module around it; by default the attribute's, or `Dense_0`.
-      parent: None for a module that stands alone, though it is made in a method of another one.
+      parent: None for a module that is no submodule, though a method of another one makes it.
       rngs: where the keys of `lazy_init` and of later calls come from: an `nnx.Rngs`, which is
         forked, a number, a key, or a dict of keys by stream name.
       **kwargs: fields by name.
@@ -116,12 +116,12 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def attr_priorities(self) -> dict[str, int]:
-        """What `set_attr_priority` has set, by attribute."""
+        """The values that `set_attr_priority` has set, by attribute."""
         return priorities_of(self)
 
     @uncounted
     def set_attr_priority(self, name: str, value: int) -> None:
-        """Says which of several attributes gives the variables of a shared module their path.
+        """Sets which of several attributes gives the variables of a shared module their path.
 
         Args:
           name: the attribute.

@@ -54,7 +54,7 @@ def _as_array(x: object) -> Any:
 
 
 class Running(LinenStyle):
-    """The part of `bridge.Module` that runs it on variables which it does not hold."""
+    """The part of `bridge.Module` that runs it on variables outside of it."""
 
     @property
     def variables(self) -> FrozenDict[str, Any]:
@@ -99,7 +99,7 @@ class Running(LinenStyle):
         Raises:
           InvalidRngsError: `rngs` has another form.
           InvalidMethodError: there is no such method.
-          MissingRngError: a key is drawn from a stream that is not there.
+          MissingRngError: a key is drawn from a stream that does not exist.
         """
         mutable = True if mutable is False else mutable
         return _applied(
@@ -186,7 +186,7 @@ class Running(LinenStyle):
     def tabulate(
         self, rngs: Rngs | int, *args: object, method: str | None = None, **kwargs: Any
     ) -> str:
-        """`nnx.tabulate` of a clone that `init` would create, as Linen's `tabulate` of its modules.
+        """The table of `nnx.tabulate` for an initialised clone, as Linen's `tabulate` makes it.
 
         Args:
           rngs: as for `init`.
@@ -207,7 +207,7 @@ class Running(LinenStyle):
 
     @uncounted
     def clone(self, **updates: object) -> Self:
-        """A module with the same fields, but for those given here, and without variables."""
+        """A module without variables, with the same fields except for those given here."""
         return cloned(self, None, **updates)
 
 
@@ -216,7 +216,7 @@ def cloned(module: LinenStyle, memo: dict[int, Any] | None = None, **updates: ob
 
     Args:
       module: a `bridge.Module`.
-      memo: the clones that were made, by the id of what they are clones of.
+      memo: the clones that exist already, by the id of the original.
       **updates: other values for fields.
     """
     memo = {} if memo is None else memo

@@ -17,12 +17,12 @@ from bridge._types import CollectionFilter
 class Scope(nnx.Pytree):
     """The keys and the mutable collections of a call, as a `bridge.Module` sees them.
 
-    It is part of what NNX's transforms take apart while the call runs, so that `nnx.split_rngs`
-    gives each layer of a scan keys of its own.
+    NNX's transforms split it together with the module during the call, so `nnx.split_rngs` gives
+    each layer of a scan its own keys.
 
     Args:
       rngs: the streams that keys are drawn from.
-      mutable: the collections that may be updated, as for Linen's `apply`; None if nobody has said.
+      mutable: the collections that may be updated, as for Linen's `apply`; None if not given.
       path: the names that lead to the module.
 
     Source: flax/nnx/bridge/module.py:Scope @ 0.12.8
@@ -44,7 +44,7 @@ class Scope(nnx.Pytree):
         return is_in(self.mutable, collection)
 
     def has_rng(self, name: str) -> bool:
-        """Whether there is a stream of this name, or an `nnx.Rngs` has one that serves for all."""
+        """Whether there is a stream of this name, or a `default` stream of an `nnx.Rngs`."""
         if is_of_linen(self.rngs):
             # One key for all is that of `params` in Linen.
             names = set(self.rngs)
@@ -52,10 +52,10 @@ class Scope(nnx.Pytree):
         return name in self.rngs or "default" in self.rngs
 
     def make_rng(self, name: str = "default") -> jax.Array:
-        """The next key of a stream; `default`, then `params`, stands for one that is not there.
+        """The next key of a stream; `default`, then `params`, replaces a missing one.
 
         Raises:
-          MissingRngError: there is none.
+          MissingRngError: none of these streams exists.
         """
         for known in (name, "default", "params"):
             if known in self.rngs:

@@ -43,22 +43,22 @@ def implemented_by(
 ) -> Callable[[_T], _T]:
     """Makes a Linen class run an NNX module, for a program that stays Linen.
 
-    The decorated class has the fields, and its methods only say what they take: each call runs the
-    method of the same name of the NNX module, whose constructor is given the fields. The variables
-    are where a Linen module would have them, and there are no others: RNG state and the definition
-    of the module are not among them. Keys come from `rngs=`.
+    The decorated class has the fields, and its methods only declare their arguments. Each call runs
+    the method of the same name of the NNX module, which is constructed from the fields. The
+    variables are where a Linen module would have them. RNG state and the definition of the module
+    are not among them; keys come from `rngs=`.
 
     Args:
       nnx_class: the class, or `package.module:name`, which is imported at the first call. The
         module of that name may then import the one that this class is in.
-      paths: NNX paths by Linen paths, as rules that only rename.
-      sizes: what the NNX constructor needs besides the fields, each from the arguments of a method,
-        by the names that the method gives them; `self` is the Linen module.
-      sizes_of_parts: the same for sizes that the model computes on its way: the attribute of the
-        part that needs the size, and the axis of the first argument of its call. The size is found
-        by calling the model abstractly. For an `nnx.List` of parts it is a tuple.
-      sizes_of_variables: the same from the variables `{collection: {path: array}}`, for calls of
-        methods whose arguments do not tell.
+      paths: NNX paths by Linen paths: rules that only rename.
+      sizes: functions for the further arguments of the NNX constructor. Each takes arguments of a
+        method under the names that the method gives them; `self` is the Linen module.
+      sizes_of_parts: the same for sizes that the model computes: the attribute of the part that
+        needs the size, and the axis of the first argument of its call. The model is called
+        abstractly to find the size. For an `nnx.List` of parts it is a tuple.
+      sizes_of_variables: the same from the variables `{collection: {path: array}}`, for methods
+        without an argument that shows the size.
       logical_axes: whether annotated parameters are `nn.LogicallyPartitioned` instead of
         `nn.Partitioned`.
 
@@ -66,7 +66,7 @@ def implemented_by(
       A decorator of a class that derives from `nn.Module`.
 
     Raises:
-      InvalidModuleError: what is decorated is not a Linen class.
+      InvalidModuleError: the decorated object is not a Linen class.
       RulesError: a path is not a rule, or changes arrays.
 
     Example::

@@ -27,16 +27,16 @@ SHOWN: ContextVar[bool] = ContextVar("shown", default=False)
 def nnx_modules_as_linen() -> Generator[None, None, None]:
     """Shows the NNX modules in every `ToLinen` to Linen's interceptors, in this block.
 
-    Each method of an NNX module inside runs as that of a Linen module: interceptors of
+    Each method of an NNX module inside runs like that of a Linen module. Interceptors of
     `nn.intercept_methods` get it as `context.module`, `capture_intermediates` and `jax.named_scope`
-    know it, and its `path` is the whole path from the outermost Linen module on. Its scope holds
-    its variables, under the names that the `ToLinen` has them, the very arrays that the module
-    computes with. What is put into the scope goes to the collections of the `ToLinen`, and
-    variables that the NNX module does not have are taken to be the interceptors'.
+    see it, and its `path` begins at the outermost Linen module. Its scope holds its variables under
+    the names in the `ToLinen`, with the very arrays that the module computes with. Variables that
+    an interceptor puts into the scope go to the collections of the `ToLinen`; those that the NNX
+    module does not have belong to the interceptor.
 
     `context.module.nnx_module` is the NNX module. The call of the outermost module is that of the
-    `ToLinen`, which Linen shows anyway. Copies that `nnx` transforms make inside a module are
-    not shown. A program that `jax.jit` has compiled before is run as it is.
+    `ToLinen`, which Linen shows anyway. Copies that `nnx` transforms make inside a module are not
+    shown. A program that `jax.jit` has compiled before does not notice the block.
 
     Example::
 

@@ -71,28 +71,27 @@ def _parameters(constructor: Callable[..., Any]) -> frozenset[str]:
 class ToLinen(NNXHolder, metaclass=WithOptions):
     """A Linen module that behaves as the NNX module it constructs.
 
-    The module is constructed once, at `init`; its state goes to one collection for each Variable
-    type, its static definition to collection `nnx`. `apply` puts the two together and calls the
-    module.
+    The module is constructed once, at `init`. Its state goes to one collection for each Variable
+    type, and its static definition to collection `nnx`. `apply` puts the two together and calls the
+    module. `init(key)` without inputs only constructs the module and has no output; it is enough if
+    no variable depends on an input.
 
-    `init(key)` without inputs only constructs, and has no output. It is enough where no variable
-    depends on an input.
+    Updates of a call come back in the collections that are mutable. A call may also change the
+    definition: a Python attribute, the class of a submodule, or the set of parameters. Then `nnx`
+    has to be mutable too. It holds the new definition, and removed variables are missing from the
+    returned collections.
 
-    What a call changes comes back in the collections that are mutable. If it changes more than
-    leaves tell (a Python attribute, the class of a submodule, a parameter that it creates or
-    removes), `nnx` has to be one of them: the new definition is in it, and what was removed is gone
-    from the returned collections.
+    A stored definition fits as long as the constructor and its arguments are equal. A configuration
+    object is compared by its content at the time of the call, a function by its code and the values
+    that it closes over, and an array by identity. Values that the constructor looks up elsewhere,
+    such as globals, are read when it runs. All calls share the Python objects in static attributes:
+    what one call, including `init`, writes into such an object stays there. Only lists, dicts and
+    sets are made anew for each call.
 
-    A definition fits as long as the constructor and its arguments hold the same: a configuration
-    counts by what it holds at the time of the call, a function by its code and what it closes over,
-    an array by identity. What the constructor looks up elsewhere belongs to the construction.
-    Python objects in static attributes are shared by all calls, and what a call, that of `init`
-    too, writes into one stays there; only lists, dicts and sets are made anew for each call.
-
-    An array among the constructor's arguments that the module keeps as it is, such as
-    `self.table = table`, is configuration and no state: it is not in the variables, and each call
-    uses the argument that it is given, with its gradient. It becomes state in `nnx_arrays` when a
-    call puts another array in its place. What the constructor computes is state from `init` on.
+    If the module keeps an array from the constructor's arguments, as in `self.table = table`, that
+    array is configuration and not state. It is not in the variables; each call uses the argument,
+    and gradients flow to it. It becomes state in `nnx_arrays` when a call replaces it. Arrays that
+    the constructor computes are state from `init` on.
 
     Example::
 
@@ -109,26 +108,26 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
       args: its constructor's positional arguments.
       kwargs: its constructor's keyword arguments; `rngs` is added if the constructor takes it.
       skip_rng: True if `rngs` must not be passed even though the constructor takes it.
-      metadata_fn: Variable -> the leaf in Linen variables; by default a value, or a metadata box if
-        the Variable's metadata says something. None for bare values always.
-      strict: True makes unknown variables and dropped updates errors, False takes what is there. By
-        default missing and mis-shaped parameters are errors, and the others warnings.
-      rng_state: False keeps RNG state out of the variables; keys then come from `rngs=` alone.
+      metadata_fn: Variable -> the leaf in Linen variables. By default it is the value, or a
+        metadata box if the Variable has metadata to keep. None stands for bare values always.
+      strict: True makes unknown variables and dropped updates errors too; False accepts all
+        variables. By default missing and mis-shaped parameters are errors, and the others warnings.
+      rng_state: False keeps RNG state out of the variables; keys then come only from `rngs=`.
       string_keys: True writes the integer keys of `nnx.List` as strings, for tools that join paths.
       eager_sharding: whether the constructor's annotated Variables are sharded at once. By default
-        they are if a mesh is in force and `nnx.using_eager_sharding()`, as natively; those whose
-        names are not axes of the mesh are left as they are, and so are all without a mesh, where a
-        native constructor raises.
-      store_graphdef: False leaves collection `nnx` out of the variables, for programs that take
-        every leaf for an array. Each call then makes the definition out of the constructor (once
-        for all calls that hold the same), and a change of it has no place to be kept.
+        they are if a mesh is set and `nnx.using_eager_sharding()` is true, as in native code. A
+        Variable is left unsharded if its names are not axes of the mesh, or if no mesh is set; a
+        native constructor raises then.
+      store_graphdef: False leaves collection `nnx` out of the variables, for programs that expect
+        every leaf to be an array. The definition is then derived from the constructor, once for
+        all equal arguments, and a call cannot keep a change of it.
 
     Raises:
-      InvalidModuleError: `nnx_class` is an instance, a function or a Linen class; or `args` are no
-        sequence, or `kwargs` no mapping by name.
-      MissingInputsError: `init` without inputs of a module with a `ToNNX` that needs them.
+      InvalidModuleError: `nnx_class` is an instance, a function or a Linen class; or `args` is not
+        a sequence, or `kwargs` not a mapping by name.
+      MissingInputsError: `init` got no inputs, and a `ToNNX` in the module needs them.
       OuterStateError: in a JAX transform, or without collection `nnx`, the constructor draws from
-        streams of the caller's.
+        streams of its caller.
 
     Source: flax/nnx/bridge/wrappers.py:ToLinen @ 0.12.8
     """
@@ -191,7 +190,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
 
     @classmethod
     def from_module(cls, module: nnx.Module, **options: Any) -> tuple[Self, Any]:
-        """The Linen module and the variables of an NNX module that exists.
+        """Turns an existing NNX module into a Linen module and its variables.
 
         Args:
           module: an NNX module; it is not changed.
@@ -230,19 +229,19 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
 
         Raises:
           MismatchError: the variables do not fit the module.
-          MissingRngError: a key is drawn from a stream that has none.
+          MissingRngError: the module draws from a stream that got no key.
           InvalidMethodError: there is no such method.
-          InvalidModuleError: `init` runs in a JAX transform, and the constructor keeps an array
-            that depends on a key where it is not state, such as in a function.
+          InvalidModuleError: `init` runs in a JAX transform, and the constructor stores an array
+            that depends on a key outside of the state, such as in a function.
           LostUpdateError: `strict` is True and an update would be dropped.
         """
         return _run(self, Call(nnx_method, args, kwargs))
 
     def run_nnx_method(self, nnx_method: Method, /, *args: object, **kwargs: object) -> Any:
-        """`__call__` with the method first, which stays as it is on a class that was transformed.
+        """`__call__` with the method as its first argument; a lifted transform does not change it.
 
-        A lifted transform of the class takes only the methods that it is told to, `__call__` by
-        default; the others run outside of it, as the methods of any Linen module do.
+        A lifted transform of the class applies only to the methods that it names, `__call__` by
+        default. Other methods run outside of it, as those of any Linen module do.
         """
         return _run(self, Call(nnx_method, args, kwargs))
 

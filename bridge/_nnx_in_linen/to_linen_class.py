@@ -21,18 +21,18 @@ def to_linen_class(
     base_skip_rng: bool = False,
     **partial_kwargs: object,
 ) -> type[ToLinen]:
-    """A Linen module class whose constructor takes the arguments of an NNX module's constructor.
+    """A Linen module class that takes the arguments of an NNX module's constructor.
 
     Args:
       base_nnx_class: the NNX module's class.
       base_metadata_fn: as `ToLinen.metadata_fn`.
       base_skip_rng: as `ToLinen.skip_rng`.
-      **partial_kwargs: constructor arguments that instances have unless they say otherwise.
+      **partial_kwargs: default values for the constructor's arguments.
 
     Returns:
       A subclass of `ToLinen` called `<Class>ToLinen`. It takes the NNX constructor's keyword
-      arguments, and the fields of `ToLinen` (`args`, `kwargs`, `strict`, `name` …), which win over
-      an argument of the same name: pass that one in `kwargs`.
+      arguments and the fields of `ToLinen` (`args`, `kwargs`, `strict`, `name` …). A field wins
+      over an argument of the same name; pass such an argument in `kwargs`.
 
     Raises:
       InvalidModuleError: `base_nnx_class` is an instance, a function or a Linen class.

@@ -64,8 +64,8 @@ class RulesError(BridgeError, ValueError):
     """A table of rules cannot be followed.
 
     Attributes:
-        found: what is in it, the problems as one text.
-        problems: each of them.
+        found: the problems as one text.
+        problems: the problems, one text each.
         expected: what is needed.
         remedy: what to do.
     """

@@ -48,8 +48,8 @@ def init_sharded(
 ) -> Any:
     """A model with every array created in its shards, by one program under `jax.jit`.
 
-    Shapes and partition specs come first, from an abstract run; then one jitted program with
-    `out_shardings` makes the values, so that no device ever holds more than its shards.
+    An abstract run finds shapes and partition specs first. Then one jitted program with
+    `out_shardings` computes the values, so no device ever holds more than its shards.
 
     Example::
 
@@ -66,10 +66,10 @@ def init_sharded(
       True
 
     Args:
-      build: what makes the model: a Linen module (a `ToLinen` too), whose variables are returned;
-        or a function or class that returns an NNX module, called with `rngs=` if `rngs` are given
-        and without arguments otherwise; or an NNX module that is cheap by itself, such as a
-        `ToNNX` without variables, which is left as it is.
+      build: one of three. For a Linen module, such as a `ToLinen`, its variables are returned. A
+        function or class has to return an NNX module; it is called with `rngs=` if `rngs` are
+        given, and without arguments otherwise. An NNX module that is cheap by itself, such as a
+        `ToNNX` without variables, stays as it is.
       mesh: the mesh, its axes Auto or Explicit.
       *inputs: sample inputs: arrays, or `jax.ShapeDtypeStruct`s, with which no forward pass is
         traced. A native NNX model needs none.
@@ -77,15 +77,15 @@ def init_sharded(
         default those in force.
       rngs: a key, or a dict of keys by stream. A Linen module needs it. A large NNX model is traced
         in much less time with it than if `build` makes an `nnx.Rngs` of its own.
-      method: the Linen module's method that is initialised, `__call__` by default; a method's name
-        of the NNX model.
+      method: the method of the Linen module that is initialised, or the name of a method of the NNX
+        model; `__call__` by default.
       **kwargs: keyword inputs.
 
     Returns:
       The Linen variables, or the NNX module. Values are those of an initialisation without a mesh.
 
     Raises:
-      ShardingError: leaves whose axis names the mesh lacks, or whose dimensions cannot be divided.
+      ShardingError: the mesh lacks an axis that a leaf names, or a dimension cannot be divided.
       InvalidModuleError: `build` is not one of the forms listed above, or returns something else.
       InvalidRngsError: `rngs` is not one of the forms listed above.
       InvalidMeshError: `mesh` is not a mesh, or has no devices.
@@ -125,9 +125,9 @@ def abstract(
     method: object = None,
     **kwargs: object,
 ) -> Any:
-    """What `init_sharded` returns, with `jax.ShapeDtypeStruct`s in the place of arrays.
+    """The result of `init_sharded` with `jax.ShapeDtypeStruct`s in place of arrays.
 
-    It is what a restore into shards wants as its target. No array is made, so `mesh` may be a
+    Use it as the target of a restore into shards. No array is made, so `mesh` may be a
     `jax.sharding.AbstractMesh`.
 
     Example::
@@ -141,17 +141,17 @@ def abstract(
       ((8, 16), True)
 
     Args:
-      build: as for `init_sharded`, and so are the others.
+      build: as for `init_sharded`, like the other arguments.
       mesh: the mesh, abstract or not.
       *inputs: sample inputs.
       rules: logical axis rules.
       rngs: a key, or a dict of keys by stream. A Linen module needs it, and so does a function that
-        takes `rngs`; which key it is makes no difference.
-      method: what is initialised.
+        takes `rngs`. Any key gives the same result.
+      method: as for `init_sharded`.
       **kwargs: keyword inputs.
 
     Returns:
-      Linen variables or an NNX module whose leaves have a shape, a dtype and a sharding.
+      Linen variables or an NNX module; each leaf has a shape, a dtype and a sharding.
 
     Raises:
       ShardingError: as `init_sharded`.

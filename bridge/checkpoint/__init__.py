@@ -1,9 +1,9 @@
 """Checkpoints that either side can read, with orbax.
 
 `save` takes Linen variables, an NNX module of any mixture, or a State, and writes the same
-checkpoint for all of them. `restore` brings it back into any of them, on any mesh, and also reads
-what orbax and `flax.serialization` wrote before there was a bridge; `verify` compares a checkpoint
-with its digests. A GraphDef is never stored, and nothing is pickled.
+checkpoint for all of them. `restore` reads it into any of them, on any mesh. It also reads the
+checkpoints of orbax and `flax.serialization`. `verify` compares a checkpoint with its digests. A
+GraphDef is never stored, and nothing is pickled.
 """
 
 from bridge._errors import CheckpointError as CheckpointError

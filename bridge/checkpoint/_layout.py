@@ -18,10 +18,10 @@ class LeafLayout:
     Attributes:
       collection: its collection, None if the checkpoint has none.
       path: its keys, without the collection.
-      shape: the shape of its array; None if its value is empty or of several arrays.
-      dtype: the dtype of its array as text, None likewise.
-      box: the full name of its metadata box, by which it can be imported; None if there is none or
-        it is not known.
+      shape: the shape of its array; None if its value is empty or has several arrays.
+      dtype: the dtype of its array as text; None as for `shape`.
+      box: the full name of its metadata box, as for an import; None if it has no box, or if that is
+        not known.
     """
 
     collection: str | None
@@ -33,7 +33,7 @@ class LeafLayout:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
       layout: `bridge` for a checkpoint of this package; else `linen` for variables by collection,
@@ -57,7 +57,7 @@ def layout(
     within: Key | Sequence[Key] = (),
     layout: str | None = None,
 ) -> Layout:
-    """What a checkpoint holds. Arrays are not read, but from a single file.
+    """Lists the contents of a checkpoint. Arrays are only read from a single file.
 
     Args:
       path: as for `restore`.

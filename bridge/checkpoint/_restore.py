@@ -97,33 +97,33 @@ def restore(
 ) -> Any:
     """Restores a model from a checkpoint of this package, of orbax, or of `flax.serialization`.
 
-    Either side's checkpoint goes into either side's target: leaves are matched by collection and
-    path, and by path alone where a checkpoint has no collections. In a program of several processes
-    all of them call this, and each reads its own shards.
+    A checkpoint of either library can be restored into a target of either library. Leaves are
+    matched by collection and path, or only by path if the checkpoint has no collections. In a
+    program of several processes all of them call this, and each reads its own shards.
 
     Args:
       path: the checkpoint's directory or file; a step of a `CheckpointManager` too.
-      target: what the checkpoint is restored into. Linen variables and an `nnx.State`, concrete or
-        abstract, stay as they are and come back with new values; an NNX module, concrete or
-        abstract, is updated in place. Boxes, metadata and shardings are the target's. None for
-        Linen variables that are made of the checkpoint alone, with whole arrays on the default
-        device.
-      rngs: whether RNG state is restored: None where both sides have it, True if it has to fit like
-        everything else, False leaves the target's alone (without a target: leaves it out).
-      extra: targets by name for the other trees of the checkpoint. An `nnx.Optimizer`, under any
-        name, takes the `opt_state` and `step` of a Linen `TrainState`, and Linen targets called
-        `opt_state` and `step` take an `nnx.Optimizer`, under the same rules as the parameters.
-      allow_missing: whether the target keeps what the checkpoint lacks.
-      allow_unexpected: whether what the target lacks is ignored.
-      within: the keys of the model in a checkpoint of another writer that holds more, such as
-        `'model'` or `['model', 'ema']`.
-      layout: `'linen'` or `'nnx'`, where the keys of a checkpoint of another writer mislead:
-        `'linen'` takes a tree without collections for parameters.
-      rules: NNX paths by regular expressions for Linen paths, as `bridge.port.plan` takes them, for
-        a checkpoint and a target of the two libraries whose names differ. Layers that one side
-        keeps stacked are stacked or taken apart, and arrays reshaped, split and joined; the gates
-        of a cell take `bridge.port`.
-      verify: whether every array that is read is compared with the digest that was saved with it.
+      target: Linen variables, an `nnx.State` or an NNX module, concrete or abstract. A module is
+        updated in place. Variables and a State are not changed; new ones are returned. Boxes,
+        metadata and shardings are those of the target. Without a target, Linen variables are made
+        from the checkpoint, with whole arrays on the default device.
+      rngs: whether RNG state is restored. None restores it where both sides have it. True means
+        that it has to fit like everything else. False keeps the target's RNG state, or leaves it
+        out if there is no target.
+      extra: targets by name for the other trees of the checkpoint, such as an optimizer or a field
+        of a `TrainState`. An `nnx.Optimizer`, under any name, takes the `opt_state` and `step` of a
+        Linen `TrainState`. Linen targets called `opt_state` and `step` take an `nnx.Optimizer`. The
+        rules of the parameters apply to their moments.
+      allow_missing: whether the target keeps its own values where the checkpoint has none.
+      allow_unexpected: whether to ignore leaves that the target does not have.
+      within: the keys of the model in a larger checkpoint of another writer, such as `'model'` or
+        `['model', 'ema']`.
+      layout: `'linen'` or `'nnx'`, if the keys of a checkpoint of another writer are misleading.
+        `'linen'` reads a tree without collections as parameters.
+      rules: NNX paths by regular expressions for Linen paths, as for `bridge.port.plan`. Pass them
+        if checkpoint and target are of different libraries and their names differ. Rules also
+        stack and unstack layers, and reshape, split and join arrays.
+      verify: whether to compare every array with the digest that was saved with it.
 
     Returns:
       The model: new variables, a new State, or the module that was given. With `extra`, a pair of
@@ -134,8 +134,8 @@ def restore(
       CheckpointError: the checkpoint does not fit the target, cannot be read, or is damaged; the
         error lists every path, and no target is changed.
       ConversionError: `target` is not one of the forms listed above.
-      RulesError: a rule matches nothing or cannot be followed, or layers that are to be stacked are
-        not all there.
+      RulesError: a rule matches nothing or cannot be followed, or a layer that a rule stacks is
+        missing.
 
     Example::
 

@@ -34,7 +34,7 @@ def save_args(
     digests: bool = True,
     layout: str = "bridge",
 ) -> ocp.args.Composite | ocp.args.PyTreeSave:
-    """What `save` writes, as arguments for orbax's own `CheckpointManager` and checkpointers.
+    """Arguments with which orbax's own `CheckpointManager` and checkpointers write a model.
 
     Args:
       tree: as for `save`.
@@ -87,33 +87,33 @@ def save(
 ) -> None:
     """Saves a model: the same checkpoint, whichever side it is saved from.
 
-    In a program of several processes all of them call this. Each writes its own shards; of an array
-    that every process has for itself, such as the key of a local `nnx.Rngs`, the first one's is
-    stored. Threads may save at once; they wait for each other, as programs do that save to one
-    path.
+    In a program of several processes all of them call this, and each writes its own shards. If
+    every process has an array of its own, such as the key of a local `nnx.Rngs`, that of the first
+    process is stored. Threads may save at once, and so may programs that save to one path: they
+    wait for each other.
 
     Args:
-      path: the directory that the checkpoint becomes, and those above it that are missing. It
-        appears when all of it is on the disk.
+      path: the directory of the checkpoint. It appears when everything is on the disk. Missing
+        directories above it are made.
       tree: Linen variables, an NNX module (native, ToNNX or mixed) or an `nnx.State`, with arrays
         on any devices. A collection `nnx` is static and is not stored. For a ToNNX that
         `bridge.lazy_init` has not initialised nothing is stored, with a `BridgeWarning`.
-      rngs: False leaves out RNG state, that of the wrappers included.
+      rngs: False leaves out RNG state, including that of the wrappers.
       extra: other trees by name: an `nnx.Optimizer`, an optax state, a step, any pytree of arrays
         and numbers.
-      overwrite: whether a checkpoint at `path` is replaced. The old one can be restored until the
-        new one is finished. Nothing else is replaced: a directory that holds anything but a
-        checkpoint, a file, a link, the current directory, what is in an object store.
-      digests: whether digests of the arrays are stored, with which `restore(…, verify=True)` finds
-        damage.
-      layout: `'linen'` for the tree that a Linen program restores with orbax alone: the
-        collections, and `opt_state` and `step` in the place of an `nnx.Optimizer`. RNG state and
-        digests, for which it has no place, are left out.
+      overwrite: whether to replace a checkpoint at `path`. The old one can be restored until the
+        new one is finished. Only a checkpoint is replaced: not a directory that holds anything
+        else, a file, a link, the current directory, or anything in an object store.
+      digests: whether to store digests of the arrays; `restore(…, verify=True)` finds damage by
+        them.
+      layout: `'linen'` for a tree that a Linen program can restore with orbax alone: the
+        collections, and `opt_state` and `step` in place of an `nnx.Optimizer`. RNG state and
+        digests are left out, because that tree has no place for them.
 
     Raises:
-      CheckpointError: there is something already, or a leaf or key cannot be stored (the error
-        lists every one), or the system does not let it be written. What was at `path` is there, and
-        nothing temporary is left.
+      CheckpointError: `path` exists already, a leaf or key cannot be stored (the error lists every
+        one), or the system cannot write the files. `path` is then as it was, and nothing temporary
+        is left.
       ConversionError: `tree` is not one of the forms listed above.
 
     Example::

@@ -21,13 +21,13 @@ Digests: TypeAlias = list[tuple[Stored, int]]
 def verify(path: str | os.PathLike[str]) -> int:
     """Reads every array of a checkpoint, and compares it with the digest that was saved with it.
 
-    At most 256 MiB are in memory at once, or the largest array.
+    At most 256 MiB, or the largest array, are in memory at once.
 
     Args:
       path: the directory of a checkpoint that `save` or `save_args` wrote.
 
     Returns:
-      The number of arrays; all of them are what was saved.
+      The number of arrays; all of them agree with their digests.
 
     Raises:
       CheckpointNotFoundError: there is no checkpoint.

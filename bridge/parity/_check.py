@@ -42,41 +42,41 @@ def check(
     sections: Iterable[str] | None = None,
     options: Options | None = None,
 ) -> Report:
-    """Compares two models with the same weights: what they return, and what they learn.
+    """Compares two models with the same weights: outputs, layers, gradients and updates.
 
-    The weights themselves, outputs, the output of every layer, the static fields of the layers,
-    gradients by parameter, updated state, optimizer steps and partition specs. Each model runs with
-    its own library; neither is changed, and nothing is converted but `a`'s results, to be laid out
-    as `b`'s are. Static fields, such as a rate or an epsilon, are reported and do not make the
-    models differ, unless `sections` names them. A layer with a dropout rate that one model lacks
-    counts as such a field. Initialisers and functions without a name are not compared.
+    It compares the weights themselves, outputs, the output of every layer, the static fields of the
+    layers, gradients by parameter, updated state, optimizer steps and partition specs. Each model
+    runs with its own library, and neither is changed. Only the results of `a` are converted to the
+    layout of `b`. Static fields, such as a rate or an epsilon, are reported, but do not make the
+    models differ unless `sections` names them. A dropout layer that only one model has is reported
+    there too. Initialisers and unnamed functions are not compared.
 
-    An error that a model raises has a note that names the model.
+    If a model raises an error, the error gets a note that names the model.
 
-    By default nothing is random: both models run as after `eval()`. A Linen module's
-    `deterministic`, `use_running_average` and `train` are set as `ToNNX` sets them, unless one of
-    them is among the arguments: then the arguments alone count. Updated state is that of one more
-    run, with running averages updated and dropout still off. With `train=True` all runs are
-    training runs, and dropout is active. A mask is then the same on both sides only where Linen and
-    NNX draw the same key: between a module and its wrapper, not between Linen and native NNX.
+    By default nothing is random: both models run as after `eval()`. `deterministic`,
+    `use_running_average` and `train` of a Linen module are set as `ToNNX` sets them; if you pass
+    one of them, none is set. For the updated state there is one more run, which updates running
+    averages with dropout still off. With `train=True` all runs are training runs, and dropout is
+    active. Then a mask is the same on both sides only if both draw the same key: a module and its
+    wrapper do, but Linen and native NNX do not.
 
     Args:
       a: `(linen_module, variables)`, or an NNX module such as a `ToNNX`; the reference.
       b: the same.
       *inputs: the arguments of both models.
-      rules: for `port.plan`, which says what belongs together where the paths of a Linen and an NNX
-        model differ.
-      method: what is called, a name or a function of the module; `__call__` by default.
+      rules: for `port.plan`, which pairs the values if the paths of a Linen and an NNX model
+        differ.
+      method: the method to call, a name or a function of the module; `__call__` by default.
       kwargs: keyword arguments of both models.
       rngs: keys by stream name, for Linen's `apply` and for the streams that an NNX model has; by
         default NNX models use their own and Linen models have none.
       train: whether the models run as in training.
       gradients: whether gradients are compared.
-      sections: what is compared, some of the names in `parity.SECTIONS`; by default all of them,
-        but for what `gradients` and `options` leave out. The output of every layer is kept in
-        memory, so name others for a large model. Name others too for a re-implementation that
-        arrives at the same output in another way.
-      options: what is rarely set: steps, tolerances, compilation and more.
+      sections: the sections to compare, names from `parity.SECTIONS`; by default all, except
+        those that `gradients` and `options` leave out. The section `layers` keeps the output of
+        every layer in memory; leave it out for a large model, and for a re-implementation that
+        computes the same output with other intermediate values.
+      options: further settings: steps, tolerances, compilation and more.
 
     Returns:
       A report; `report.ok` says whether nothing differs, `str(report)` is a table.
@@ -84,13 +84,13 @@ def check(
     Raises:
       InvalidModuleError: `a` or `b` is not a model of one of these kinds.
       ConversionError: the variables are not Linen variables, inputs are shapes or hold no numbers,
-        or the size of an axis is none.
+        or the size of an axis is not a positive number.
       InvalidRngsError: `rngs` is not a dict of keys.
-      InvalidOptionsError: `sections` has a name that is none, or two options contradict each other;
+      InvalidOptionsError: `sections` has an unknown name, or two options contradict each other;
         the error has every problem.
       MissingRngError: a Linen module draws a key that it was not given; the error names the layer,
-        and how dropout is turned off.
-      UnboundAxisError: a model uses a named axis whose size is not given.
+        and says how to turn dropout off.
+      UnboundAxisError: a model uses a named axis, and `axis_sizes` does not have it.
       NotInitializedError: a `ToNNX` has no variables yet.
 
     Example::
@@ -259,8 +259,8 @@ def assert_same(a: Any, b: Any, *inputs: Any, **arguments: Any) -> Report:
       The report.
 
     Raises:
-      ParityError: something differs; an `AssertionError` whose message is the report's table, and
-        whose `report` is the report.
+      ParityError: something differs. It is an `AssertionError`; its message is the table of the
+        report, and its field `report` is the report.
 
     Example::
 

@@ -31,8 +31,8 @@ class Divergence:
     """A layer whose outputs are further apart than its inputs explain.
 
     Attributes:
-      place: the layer in `a`; if it is elsewhere in `b`, that stands behind an arrow. Behind a
-        comma which call it is, from 0, if there are several.
+      place: the layer's path in `a`; if the path in `b` differs, it follows behind an arrow. If
+        the layer is called several times, the number of the call follows, from 0.
       path: the layer's path in `a`. An item of a stacked layer has its index in it if the other
         model has the items one by one.
       path_in_b: the layer's path in `b`.
@@ -41,12 +41,12 @@ class Divergence:
       position: which of the compared calls it is in the order of execution, from 0.
       inputs: the worst of its inputs, None if it has none that can be compared.
       output: the worst of its outputs.
-      after: the last call before it whose output agrees, empty if there is none.
+      after: the last call before it with an output that agrees, empty if there is none.
       before: the first call inside it, or before it, whose inputs differ; empty if there is
         none. Then the fault is in what is done between `after` and `before`.
       leaves_tolerance: the first call that is out of tolerance, if this one still is within.
-      fields: the static fields that the two layers do not have alike.
-      drops: whether dropout is on in it, in `a` and in `b`.
+      fields: the static fields that differ between the two layers.
+      drops: whether dropout is on in the layer, in `a` and in `b`.
     """
 
     place: str
@@ -65,7 +65,7 @@ class Divergence:
 
     @property
     def inputs_agree(self) -> bool:
-        """Whether the difference arises here, and does not come in."""
+        """Whether the difference arises in this layer and not before it."""
         return self.inputs is None or self.inputs.ok
 
 

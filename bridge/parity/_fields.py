@@ -29,12 +29,12 @@ _SKIP = object()
 
 @dataclasses.dataclass(frozen=True)
 class FieldDifference:
-    """A field that two layers which are counterparts do not have alike.
+    """A field that differs between a layer and its counterpart.
 
     Attributes:
       name: Linen's name of it, or `class`.
       a: the value in `a`, as text.
-      b: that in `b`.
+      b: the value in `b`, as text.
     """
 
     name: str

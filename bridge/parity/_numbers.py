@@ -19,9 +19,9 @@ Verdict: TypeAlias = Literal["bitwise", "close", "nan", "differs"]
 class Tolerance:
     """How far two arrays of one dtype may be apart.
 
-    They agree if no element is further apart than `rtol` times the largest magnitude in the first
-    model's array, plus `atol`. The measure is the array and not the element: in an array of
-    ordinary numbers an element that cancels to almost nothing is all rounding.
+    They agree if no element differs by more than `rtol` times the largest magnitude in the first
+    model's array, plus `atol`. The magnitude is that of the array and not of the element, because
+    an element that cancels to almost nothing consists of rounding errors.
 
     Attributes:
       rtol: relative to the array's largest magnitude.
@@ -49,18 +49,18 @@ class Compared:
     """One value of model `a` beside its counterpart in model `b`.
 
     Attributes:
-      place: where it is in `a`; if it is elsewhere in `b`, that stands behind an arrow.
-      verdict: `'bitwise'` if every bit is the same, `'close'` if within tolerance, `'nan'` if that
-        is so but for NaN on both sides, which shows nothing, else `'differs'`.
+      place: its path in `a`; if the path in `b` differs, it follows behind an arrow.
+      verdict: `'bitwise'` if every bit is the same, `'close'` if within tolerance, `'nan'` if all
+        else is within tolerance but both sides have NaN, which shows nothing, else `'differs'`.
       max_abs: the largest absolute difference; None if there is nothing to subtract, infinite if
-        one side has a NaN or an infinity where the other has not.
+        only one side has a NaN or an infinity.
       max_rel: `max_abs` relative to the magnitude that the tolerance refers to.
       index: where the largest difference is.
       values: the two elements there, as text.
       shapes: the two shapes, None for what is not an array.
       dtypes: the two dtypes, None for what is not an array.
-      tolerance: what was allowed.
-      note: what numbers do not say, such as that one side lacks the value.
+      tolerance: the tolerance that applied.
+      note: a remark beside the numbers, such as that one side lacks the value.
     """
 
     place: str

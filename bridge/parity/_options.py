@@ -16,23 +16,25 @@ from ._report import SECTIONS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `parity.check` does in another way than by default.
+    """Options of `parity.check` that few programs need.
 
     Attributes:
-      a_kwargs: keyword arguments of `a` alone.
-      b_kwargs: keyword arguments of `b` alone.
+      a_kwargs: keyword arguments only for `a`.
+      b_kwargs: keyword arguments only for `b`.
       loss: output -> scalar, for gradients and steps. By default the mean of all float outputs,
         each element with a random weight.
       steps: how many optimizer steps are made on both sides.
-      optimizer: for the steps; by default SGD with momentum. Adam divides each gradient by its own
-        size, so that those which are nothing but rounding make steps as large as the others.
-      tolerances: an `rtol` or a `Tolerance` by dtype, over the defaults; 0 asks for equal values,
-        which two models that do the same operations do have.
-      dtypes: whether another dtype is a difference where the values agree, of a layer's output too.
+      optimizer: for the steps; by default SGD with momentum. Adam is not suitable: it divides each
+        gradient by its own size, so gradients that are only rounding errors make steps as large as
+        others.
+      tolerances: an `rtol` or a `Tolerance` by dtype, which replaces the default. 0 requires equal
+        values, which two models with the same operations have.
+      dtypes: whether another dtype counts as a difference where the values agree, also in the
+        output of a layer.
       jit: whether gradients, updated state and steps are compiled, one program for each model.
-        Layers run without, and outputs are theirs; if neither layers nor fields are compared,
-        outputs come from the program. A model that JAX cannot trace is not compiled, and the report
-        says so.
+        Layers, and the outputs with them, are run without compilation; if neither layers nor fields
+        are compared, outputs come from the program. A model that JAX cannot trace is not compiled,
+        and the report says so.
       axis_sizes: sizes of the named axes that the models reduce over, as
         `BatchNorm(axis_name='batch')` does. Every member of an axis gets the same inputs.
 

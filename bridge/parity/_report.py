@@ -40,15 +40,15 @@ _REST = "print(report.text(whole=True)) shows all, and --json on the command lin
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One thing that was compared.
+    """One part of the comparison, such as the outputs.
 
     Attributes:
       name: one of `SECTIONS`.
-      compared: every comparison, in the order of the model's values; of layers in that of
+      compared: every comparison, in the order of the model's values; layers in the order of
         execution.
-      note: what the comparisons do not say: why there are none, or what was left out.
-      failed: whether the section fails whatever its comparisons say.
-      is_advisory: whether differences are shown but do not count.
+      note: why there are no comparisons, or what was left out.
+      failed: whether the section fails, whatever its comparisons say.
+      is_advisory: whether differences are only shown and do not fail the report.
     """
 
     name: str
@@ -69,24 +69,24 @@ class Section:
 
     @property
     def worst(self) -> Compared | None:
-        """The comparison that is furthest from agreeing, None if there is none."""
+        """The comparison with the largest difference, None if there is none."""
         return worst(self.compared)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Whether two models do the same, and where they first do not.
+    """The result of a comparison: whether two models do the same, and the first layer that differs.
 
     Attributes:
       a: the first model's name.
-      b: the second one's.
-      sections: what was compared, in order.
+      b: the second model's name.
+      sections: the sections of the comparison, in order.
       first_divergence: the first layer in execution order whose outputs are further apart than its
         inputs explain, if a layer is out of tolerance; None if there is none, or if layers were not
         compared.
-      first_inexact: the first layer whose output agrees within tolerance and is not bitwise equal,
-        though its inputs are. If static fields differ in some of these, the first of those.
-      hints: what else explains the verdict: what turns training off, where NaN comes from.
+      first_inexact: the first layer with bitwise equal inputs and an output that agrees only within
+        tolerance. If static fields differ in some of these layers, the first of those.
+      hints: remarks that explain the verdict, such as what turns training off or where NaN arises.
     """
 
     a: str
@@ -102,10 +102,10 @@ class Report:
         return all(section.ok for section in self.sections)
 
     def section(self, name: str) -> Section:
-        """The section of a name.
+        """Returns the section of a name.
 
         Raises:
-          KeyError: nothing of the name was compared.
+          KeyError: there is no section of this name.
         """
         for section in self.sections:
             if section.name == name:
@@ -119,8 +119,8 @@ class Report:
         """The report as plain text, 100 columns wide: the same in a terminal and a pipe.
 
         Args:
-          whole: whether every difference has a row. Else the first of each section have, and a
-            text of more than 180 lines is cut.
+          whole: whether every difference has a row. Otherwise only the first of each section have,
+            and a text of more than 180 lines is cut.
         """
         text = _as_text(self, whole)
         return text if whole else _limited(text)
@@ -132,7 +132,7 @@ class Report:
           indent: as for `json.dumps`.
 
         Returns:
-          The fields of the report, with `ok` for it and for each section. Numbers that are not
+          The fields of the report, with `ok` for the report and each section. Numbers that are not
           finite are null.
         """
         document = _plain(dataclasses.asdict(self))

@@ -1,7 +1,8 @@
 """Moves values between Linen variables and the native NNX re-implementation of the same model.
 
-`plan` compares the two, `Plan.apply` moves the values, both ways, and `Plan.apply_optimizer` the
-optimizer state with its step. `suggest` gives the rules that a plan needs, with the evidence.
+`plan` compares the two. `Plan.apply` moves the values in either direction, and
+`Plan.apply_optimizer` the optimizer state with its step. `suggest` proposes the rules that a plan
+needs, with the evidence.
 """
 
 from bridge._errors import PortError as PortError

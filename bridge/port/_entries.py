@@ -25,19 +25,19 @@ _KEEP_WRAPPED = "NNX has no {} layer; keep the Linen module wrapped with bridge.
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """What becomes of one leaf, or why nothing does.
+    """The result for one leaf: where it goes, or why it cannot move.
 
     Attributes:
-      kind: `matched`; `kept`, which the target has for itself alone; or one of the problems:
+      kind: `matched`; `kept`, if only the target has the leaf; or one of the problems:
         `missing` (the source has nothing for it), `unexpected` (the target has no place for it),
         `mis-shaped`, `lossy` (values would change or be dropped), `ambiguous` (several candidates),
         `unsupported` (a layer that NNX does not have), `rule` (a rule that cannot be followed).
-      source: the paths of what is read: `params/Dense_0/kernel` for Linen, `fc.kernel` for NNX.
-      target: the paths of what is written.
+      source: the paths that are read: `params/Dense_0/kernel` for Linen, `fc.kernel` for NNX.
+      target: the paths that are written.
       source_shapes: shape and dtype of each source as text.
       target_shapes: shape and dtype of each target as text.
-      rule: what put them together: the layer's rule, a name, structure, or the user's rule.
-      note: what there is to know or to do.
+      rule: the reason for the pair: the layer's rule, a name, structure, or the user's rule.
+      note: a remark, or what to do.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def is_problem(self) -> bool:
-        """Whether this stands in the way of `apply`."""
+        """Whether this entry keeps `apply` from moving anything."""
         return self.kind not in CLEAN
 
     def __str__(self) -> str:

@@ -29,14 +29,15 @@ _NNX = nnx.Pytree | nnx.State
 
 
 class Plan:
-    """What belongs together in Linen variables and an NNX model, and what stands in the way.
+    """The pairs of leaves of Linen variables and an NNX model, and the problems with them.
 
     Made by `plan`. A plan reads and writes nothing until `apply`.
 
     Attributes:
-      entries: what becomes of each leaf, in the order of the target.
+      entries: the result for each leaf, in the order of the target.
       to_nnx: whether values move from Linen to NNX.
-      left_alone: the paths of what is not a weight: RNG state, sown values, collection `nnx`.
+      left_alone: the paths of leaves that are not weights: RNG state, sown values, collection
+        `nnx`.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class Plan:
 
     @property
     def ok(self) -> bool:
-        """Whether every leaf has its place, so that `apply` would do its work."""
+        """Whether every leaf has its place, so that `apply` can move the values."""
         return not self.problems
 
     @property
     def problems(self) -> tuple[Entry, ...]:
-        """The entries that stand in the way."""
+        """The entries that keep `apply` from moving anything."""
         return tuple(entry for entry in self.entries if entry.is_problem)
 
     def __str__(self) -> str:
@@ -72,8 +73,8 @@ class Plan:
         """The plan as a table.
 
         Args:
-          whole: whether each leaf has a row of its own. Else repeated blocks are folded into one
-            row, and a table of more than 150 lines is cut.
+          whole: whether each leaf has a row of its own. Otherwise repeated blocks are folded into
+            one row, and a table of more than 150 lines is cut.
         """
         return table(self.entries, self._heading, self.left_alone, whole=whole)
 
@@ -82,7 +83,7 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """How many entries there are of each kind, in one line."""
+        """The number of entries of each kind, in one line."""
         return summary(self.entries, self._heading)
 
     @property
@@ -109,8 +110,8 @@ class Plan:
         """The rules for all leaves with different paths or arrays in the two libraries.
 
         Returns:
-          A table of rules for `checkpoint.restore` and `python -m bridge convert`, which know no
-          layers and need a rule for what `plan` finds by structure too.
+          A table of rules for `checkpoint.restore` and `python -m bridge convert`. These know no
+          layers, so they also need rules for leaves that `plan` pairs by structure.
 
         Raises:
           PortError: the plan has problems, or no rule can say where the parts of a leaf go.
@@ -120,7 +121,7 @@ class Plan:
         return renames_of(self._found)
 
     def inverse(self) -> Plan:
-        """The plan of the other direction, from this plan's target."""
+        """The plan of the other direction, from the target of this plan to its source."""
         return Plan(
             self._found, self._variables, self._model, self.left_alone, to_nnx=not self.to_nnx
         )
@@ -129,9 +130,9 @@ class Plan:
         """Moves the values: all of them, or none.
 
         Returns:
-          The NNX model, whose Variables stay the same objects and keep dtype and sharding; or new
-          Linen variables with the target's boxes. There, what is not a weight is the target's own;
-          it is left out if the target is abstract.
+          The NNX model: its Variables are the same objects as before and keep dtype and sharding.
+          Or new Linen variables with the target's boxes. Leaves that are not weights are the
+          target's own there, and are left out if the target is abstract.
 
         Raises:
           PortError: the plan has problems, the source holds no values, or Variables of the model
@@ -157,19 +158,19 @@ class Plan:
             raise PortError("the model has changed since the plan", replaced, "Make a new plan.")
 
     def convert(self, tree: Any) -> dict[tuple[str, Path], Any]:
-        """The same moves on another tree of the source's shape, such as gradients; pure.
+        """Applies the same moves to another tree of the source's structure, such as gradients.
 
         Args:
-          tree: for a Linen source, variables or parameters alone; for an NNX source, a module, a
+          tree: for a Linen source, variables or only parameters; for an NNX source, a module, a
             State or nested dicts. It may lack leaves. Arrays of any dtype.
 
         Returns:
-          Arrays by (collection, path) of the target. What has no place there is left out, what has
-          no source is zero.
+          Arrays by (collection, path) of the target. Leaves without a place there are left out;
+          places without a source are zero.
 
         Raises:
-          PortError: part of what makes up one leaf is missing.
-          ConversionError: not such a tree.
+          PortError: one of several sources of a leaf is missing.
+          ConversionError: `tree` has another form.
         """
         if self.to_nnx:
             moved = _moving.to_nnx(self._found, _moving.linen_values(tree, self._collections))
@@ -178,21 +179,21 @@ class Plan:
         return dict(_moving.to_linen(self._found, _moving.nnx_values(tree)))
 
     def apply_optimizer(self, source: Any, target: Any) -> Any:
-        """Moves optimizer state and step along with the parameters: all of it, or nothing.
+        """Moves optimizer state and step as the parameters are moved: all of it, or nothing.
 
         Args:
           source: for a Linen source, a `TrainState` or any dataclass with `opt_state` and `step`;
             for an NNX source, an `nnx.Optimizer`.
-          target: the other one of the two, made with the same optax transformation.
+          target: the other one, made with the same optax transformation.
 
         Returns:
           The `nnx.Optimizer`, written in place; or the train state with new `opt_state` and `step`
-          (and the parameters that it had).
+          and the parameters that it had.
 
         Raises:
-          PortError: the states have not the same structure, a value has no place, or the train
+          PortError: the states have different structures, a value has no place, or the train
             state has other parameters than the plan, such as those of a later step.
-          ConversionError: source or target is not what the plan's direction asks for.
+          ConversionError: source or target does not fit the direction of the plan.
 
         Source: flax/nnx/training/optimizer.py:Optimizer @ 0.12.8
         """
@@ -210,22 +211,25 @@ class Plan:
 
 
 def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Plan:
-    r"""What moving the values of one model into its re-implementation would do.
+    r"""Plans how to move the values of one model into its re-implementation.
 
-    Flax's own layers are matched by rules of their own, the rest by name, and what has another name
-    if it can be only one thing. Two modules that could be exchanged are never guessed at; a table
-    of rules settles them. Numbers that the program gave count as names: `layer_0` is `layers.0`.
-    Entries that rest on numbers have `by number` in their `rule`; traces may contradict them, which
-    `suggest` finds. Those of automatic names such as `Block_0` count constructions, in any order of
-    calls, and settle nothing; `suggest` proposes rules. Names, shapes and dtypes are compared: a
-    wrong value, a square kernel that is transposed, or two layers of the same shape whose values
-    were swapped show only when both models run.
+    Flax's own layers are matched by rules of their own, and everything else by name. A module with
+    another name is matched if there is only one candidate. The plan never guesses between two
+    candidates; a rule has to decide.
+
+    Numbers that the program wrote count as names: `layer_0` is `layers.0`. Entries that rest on
+    them have `by number` in their `rule`, because traces may contradict them; `suggest` finds that
+    out. Numbers of automatic names, such as `Block_0`, count constructions and decide nothing;
+    `suggest` proposes rules for them.
+
+    Only names, shapes and dtypes are compared. A wrong value, a transposed square kernel, or
+    swapped values of two layers of one shape show only when both models run.
 
     Args:
       source: Linen variables (`{collection: {name: array or box}}`), or an NNX module or State.
       target: the other kind: an NNX module, or Linen variables, also abstract ones such as
-        `jax.eval_shape(module.init, key, x)` returns. What a `bridge.ToNNX` holds is looked for at
-        its Linen paths, whether it is the NNX module or inside it.
+        `jax.eval_shape(module.init, key, x)` returns. The variables of a `bridge.ToNNX` have their
+        Linen paths, whether it is the NNX module or inside it.
       rules: NNX paths by regular expressions for Linen paths, whatever the direction:
         `{'encoder/Dense_0': 'encoder.fc1', r'block_(\d+)': r'blocks.\1'}`. Below a `ToNNX` an NNX
         path continues as the Linen path, `'encoder.Dense_0'`. `'blocks.*'` says that the leaves of
@@ -235,10 +239,11 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
         are for other shapes.
 
     Returns:
-      The plan: `print(plan)` shows it, `plan.ok` says whether it is clean, `plan.apply()` does it.
+      The plan: `print(plan)` shows it, `plan.ok` is True if it is clean, `plan.apply()` carries it
+      out.
 
     Raises:
-      ConversionError: not one of each kind.
+      ConversionError: source and target are not one of each kind.
       RulesError: `rules` is not a table.
 
     Example::
@@ -283,7 +288,7 @@ def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
     """(Linen variables, NNX model, whether the model is the target).
 
     Raises:
-      ConversionError: not one of each kind.
+      ConversionError: source and target are not one of each kind.
     """
     to_nnx = isinstance(target, _NNX)
     if to_nnx == isinstance(source, _NNX):

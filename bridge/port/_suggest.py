@@ -31,15 +31,15 @@ _Found: TypeAlias = tuple[tuple[str, str], Evidence, bool]
 
 
 class Proposal(NamedTuple):
-    """Rules for which one thing speaks.
+    """Rules with one kind of evidence.
 
     Attributes:
       rules: NNX paths by expressions for Linen paths, as `plan` takes them.
-      evidence: what speaks for them.
+      evidence: the reason for them.
       is_settled: whether `plan` does the same without the rules.
-      is_weak: whether only a shape speaks for them, or an order that a program need not keep: that
+      is_weak: whether the only evidence is a shape, or an order that a program need not keep: that
         of automatic numbers, or of calls that could be in any order.
-      is_disputed: whether names say otherwise than the order of calls does.
+      is_disputed: whether the names contradict the order of calls.
     """
 
     rules: dict[str, str]
@@ -50,13 +50,13 @@ class Proposal(NamedTuple):
 
 
 class Suggestions:
-    """Rules for `plan`, to be read and then accepted.
+    """Proposed rules for `plan`; read them before you accept them.
 
-    Made by `suggest`. Nothing is applied until `rules` is given to `plan`.
+    Made by `suggest`. Pass `rules` to `plan` to apply them.
 
     Attributes:
-      proposals: the rules by what speaks for them: those first that names contradict, then the
-        settled ones.
+      proposals: the rules by their evidence: first those that names contradict, then the settled
+        ones.
       plan: the plan that the rules make; `plan.ok` says whether they are all that it needs.
     """
 
@@ -67,7 +67,7 @@ class Suggestions:
 
     @property
     def rules(self) -> dict[str, str]:
-        """The whole table, with the rules that `suggest` was given."""
+        """All rules, including those that were passed to `suggest`."""
         found = dict(self._own)
         for proposal in self.proposals:
             found |= proposal.rules
@@ -93,11 +93,11 @@ class Suggestions:
         return f"<Suggestions {len(self.rules)} rules, {self.plan.summary}>"
 
     def to_toml(self) -> str:
-        """The table as TOML, as `python -m bridge convert --rules` reads it."""
+        """The rules as TOML, as `python -m bridge convert --rules` reads them."""
         return toml_text(self.rules)
 
     def to_json(self) -> str:
-        """The rules and what speaks for them as JSON text.
+        """The rules and their evidence as JSON.
 
         Returns:
           An object with `rules`, `ok` (whether the plan with them is clean), and `proposals` with
@@ -130,36 +130,37 @@ def suggest(
     rules: Mapping[str, str] | None = None,
     **kwargs: Any,
 ) -> Suggestions:
-    r"""The rules that `plan` needs, with what speaks for each.
+    r"""Proposes the rules that `plan` needs, with the evidence for each.
 
-    Two things speak for a rule: names, with their numbers and words, and the order of calls, which
-    traces of both models tell, with `inputs` and `linen`. Shapes and layer classes say what may be
-    what. Neither model is run.
+    There are two kinds of evidence: names, with their numbers and words, and the order of calls.
+    The order comes from traces of both models, if you pass `inputs` and `linen`. Shapes and layer
+    classes limit the candidates. Neither model is run.
 
-    Two traces can contradict equal names and numbers, as in a decoder that calls `up_2` first. If
-    they leave no choice, the calls decide; else the names are kept, in doubt. These come first.
+    The traces may contradict equal names and numbers, as in a decoder that calls `up_2` first. If
+    they leave no choice, the calls decide. Otherwise the names are kept and marked as in doubt.
+    These proposals come first.
 
-    Where arrays are as large and have other shapes, or several make up one, rules that reshape,
-    transpose, split or join are proposed if sizes and the order of calls leave one way. So is the
-    transpose of a square matrix, where the traces show that one model uses it.
+    If arrays have the same size but another shape, or several of them make up one, rules that
+    reshape, transpose, split or join are proposed, as long as sizes and the order of calls leave
+    only one possibility. The transpose of a square matrix is proposed if the traces show it.
 
     Args:
       source: as for `plan`: Linen variables, or an NNX module.
-      target: the other of the two, abstract or not.
+      target: the other one, abstract or not.
       *inputs: arguments of the NNX model's call, arrays or `jax.ShapeDtypeStruct`s.
       linen: the Linen module, which is traced with the same inputs; or a function of the variables
         and the inputs, for another call: `lambda v, x: net.apply(v, x, train=False)`.
-      rules: rules that are certain already.
+      rules: rules that you know already.
       **kwargs: keyword arguments of the NNX model's call.
 
     Returns:
       The suggestions: `print` shows them as Python source, `to_toml` as a file for
       `python -m bridge convert --rules`, and `plan(source, target, suggestions.rules)` accepts
-      them. Two modules that evidence cannot tell apart get no rule.
+      them. If the evidence fits two modules equally, neither gets a rule.
 
     Raises:
       PortError: a model cannot be traced with these inputs.
-      ConversionError: not one of each kind.
+      ConversionError: source and target are not one of each kind.
 
     Example::
 
