@@ -150,16 +150,13 @@ def _compare(
     other_dtype = dtypes and names[0] != names[1]
     if names[0] == names[1] and x.tobytes() == y.tobytes():
         return Compared(place, "bitwise", max_abs=0.0, max_rel=0.0, **about)
-    wide = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
-    # NumPy warns of signalling NaN.
-    with np.errstate(invalid="ignore"):
-        x, y = x.astype(wide), y.astype(wide)
-    distance, note = _distance(x, y)
-    worst = np.unravel_index(int(np.argmax(distance)), distance.shape) if distance.size else ()
-    max_abs = float(distance[worst]) if distance.size else 0.0
+    apart = distances(x, y)
+    worst = np.unravel_index(int(np.argmax(apart)), apart.shape) if apart.size else ()
+    max_abs = float(apart[worst]) if apart.size else 0.0
     scale = max(magnitude(x), floor)
     within = max_abs <= tolerance.rtol * scale + tolerance.atol
-    notes = [note] if note else []
+    count = int(np.sum(np.isinf(apart)))
+    notes = [f"{count} non-finite on one side or otherwise"] if count else []
     if other_dtype:
         notes.append("another dtype")
     return Compared(
@@ -168,7 +165,7 @@ def _compare(
         max_abs=max_abs,
         max_rel=0.0 if max_abs == 0 else (max_abs / scale if scale else float("inf")),
         index=tuple(int(i) for i in worst),
-        values=_show_both(x[worst], y[worst]) if distance.size else None,
+        values=_show_both(x[worst].item(), y[worst].item()) if apart.size else None,
         note=", ".join(notes),
         **about,
     )
@@ -232,19 +229,31 @@ def magnitude(value: Any) -> float:
     """The largest finite magnitude in an array, 0 if there is none."""
     if not is_comparable(value) or is_key(value):
         return 0.0
-    x = np.abs(on_host(value).astype(np.complex128 if _is_complex(value) else np.float64))
+    x = np.abs(widened(on_host(value)))
     x = x[np.isfinite(x)]
     return float(x.max()) if x.size else 0.0
 
 
-def _distance(x: Any, y: Any) -> tuple[Any, str]:
-    """|x - y| by element, and what numbers do not say; NaN equals NaN, and inf itself."""
+def distances(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """|x - y| by element: 0 for two NaN and two equal infinities, infinite if one is not finite."""
+    if x.dtype.kind in "biu" and y.dtype.kind in "biu":
+        # Large integers are not all floats, and unsigned ones wrap around.
+        other, found = np.asarray(x != y), np.zeros(x.shape)
+        found[other] = np.abs(x[other].astype(object) - y[other].astype(object))
+        return found
+    x, y = widened(x), widened(y)
     finite = np.isfinite(x) & np.isfinite(y)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
-    distance = np.where(same, 0.0, np.inf)
-    np.abs(np.subtract(x, y, out=np.zeros_like(x), where=finite), out=distance, where=finite)
-    count = int(np.sum(~finite & ~same))
-    return distance, f"{count} non-finite on one side or otherwise" if count else ""
+    # Two finite numbers of opposite signs may be further apart than any float.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(same, 0.0, np.where(finite, np.abs(x - y), np.inf))
+
+
+def widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array of numbers in double precision."""
+    # NumPy warns of signalling NaN, which a damaged array may have.
+    with np.errstate(invalid="ignore"):
+        return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
 def _tolerance(value: Any, table: Mapping[str, Tolerance]) -> Tolerance:
@@ -254,10 +263,6 @@ def _tolerance(value: Any, table: Mapping[str, Tolerance]) -> Tolerance:
     component = _COMPONENT.get(name, name)
     # float8 and smaller come in many formats.
     return table.get(name) or table.get(component) or table["float8"]
-
-
-def _is_complex(value: Any) -> bool:
-    return jnp.issubdtype(value.dtype, jnp.complexfloating)
 
 
 def _kind(value: Any) -> str:

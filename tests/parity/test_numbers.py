@@ -74,6 +74,7 @@ def test_numbers_are_those_of_the_largest_difference():
     ("a", "b"),
     [
         (np.array([1, 2], np.int32), np.array([1, 3], np.int32)),
+        (np.array([2**60], np.int64), np.array([2**60 + 1], np.int64)),
         (np.array([True, False]), np.array([True, True])),
         (np.array([255, 0], np.uint8), np.array([0, 0], np.uint8)),
         (jax.random.key(0), jax.random.key(1)),
@@ -83,7 +84,18 @@ def test_numbers_are_those_of_the_largest_difference():
         ("text", "other"),
         (None, np.zeros(3, np.float32)),
     ],
-    ids=["int", "bool", "unsigned", "key", "key kind", "no key", "shape", "text", "no array"],
+    ids=[
+        "int",
+        "large",
+        "bool",
+        "unsigned",
+        "key",
+        "key kind",
+        "no key",
+        "shape",
+        "text",
+        "no array",
+    ],
 )
 def test_what_is_no_float_is_compared_exactly(a, b):
     assert compared(a, a).verdict == "bitwise"

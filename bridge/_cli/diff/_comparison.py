@@ -13,6 +13,7 @@ from bridge._cli._checkpoints import in_order
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import is_key, to_bits
+from bridge.parity._numbers import distances, widened
 
 # Kinds of dtype whose elements are not numbers: texts, dates and objects.
 _NO_NUMBERS = "OSUMm"
@@ -101,7 +102,7 @@ def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Diffe
     flat_a, tree_a = jax.tree.flatten(a.value)
     flat_b, tree_b = jax.tree.flatten(b.value)
     what: list[str] = []
-    distances: list[_Distance] = []
+    found: list[_Distance] = []
     if tree_a != tree_b:
         what.append("structure")
     else:
@@ -113,8 +114,8 @@ def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Diffe
         if any(np.shape(x) != np.shape(y) for x, y in pairs):
             what.append("shape")
         else:
-            distances = [_distance(x, y, rtol, atol) for x, y in pairs]
-            if not all(distance.is_same for distance in distances):
+            found = [_distance(x, y, rtol, atol) for x, y in pairs]
+            if not all(distance.is_same for distance in found):
                 what.append("values")
         if any(_dtype_of(x) != _dtype_of(y) for x, y in pairs):
             what.append("dtype")
@@ -123,9 +124,9 @@ def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Diffe
         tuple(what),
         (shape_of(a.value), shape_of(b.value)),
         (_dtype_of(a.value), _dtype_of(b.value)),
-        max((d.absolute for d in distances if d.absolute is not None), default=None),
-        max((d.relative for d in distances if d.relative is not None), default=None),
-        (sum(d.nan[0] for d in distances), sum(d.nan[1] for d in distances)),
+        max((d.absolute for d in found if d.absolute is not None), default=None),
+        max((d.relative for d in found if d.relative is not None), default=None),
+        (sum(d.nan[0] for d in found), sum(d.nan[1] for d in found)),
     )
 
 
@@ -136,40 +137,22 @@ def _distance(x: Any, y: Any, rtol: float, atol: float) -> _Distance:
     x, y = np.asarray(to_bits(x)).ravel(), np.asarray(to_bits(y)).ravel()
     if x.dtype.kind in _NO_NUMBERS or y.dtype.kind in _NO_NUMBERS:
         return _Distance(bool((x == y).all()))
-    if x.dtype.kind in "biu" and y.dtype.kind in "biu":
-        # Large integers are not all floats, and unsigned ones wrap around.
-        apart = x != y
-        x, y = x[apart].astype(object), y[apart].astype(object)
-        distances = abs(x - y).astype(np.float64)
-    else:
-        x, y = _widened(x), _widened(y)
-        with np.errstate(invalid="ignore"):
-            distances = np.where(x == y, 0.0, np.abs(x - y))
-    nan_x, nan_y = (np.isnan(_widened(each)) for each in (x, y))
+    nan_x, nan_y = (np.isnan(widened(each)) for each in (x, y))
     some = ~(nan_x | nan_y)
-    # NaN arises from infinities of opposite signs.
-    distances = np.where(np.isnan(distances), np.inf, distances)[some]
-    sizes = np.abs(_widened(y))[some]
+    apart, sizes = distances(x, y)[some], np.abs(widened(y))[some]
     with np.errstate(invalid="ignore", divide="ignore"):
-        relative = np.where(distances == 0, 0.0, distances / sizes)
+        relative = np.where(apart == 0, 0.0, apart / sizes)
         # An infinity that is in both has no distance, and else no tolerance.
-        near = (distances == 0) | (np.isfinite(sizes) & (distances <= atol + rtol * sizes))
+        near = (apart == 0) | (np.isfinite(sizes) & (apart <= atol + rtol * sizes))
     relative = np.where(np.isnan(relative), np.inf, relative)
     nan = int((nan_x & ~nan_y).sum()), int((nan_y & ~nan_x).sum())
     if not some.any():
         zero = None if any(nan) else 0.0
         return _Distance(not any(nan), zero, zero, nan)
     is_same = bool(near.all()) and not any(nan)
-    return _Distance(is_same, float(distances.max()), float(relative.max()), nan)
+    return _Distance(is_same, float(apart.max()), float(relative.max()), nan)
 
 
 def _dtype_of(value: Any) -> str | None:
     """The dtype of a leaf's value as text; None if it is not one array."""
     return str(value.dtype) if hasattr(value, "dtype") else None
-
-
-def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array of numbers in double precision, in which half ones can be added up and compared."""
-    # A damaged array may have signalling NaN, and NumPy warns of them.
-    with np.errstate(invalid="ignore"):
-        return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
