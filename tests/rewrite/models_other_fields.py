@@ -268,6 +268,25 @@ class Returning(nn.Module):
         return nn.Dense(8)(x)
 
 
+class Small(nn.Module):
+    """Has a field that is equal to a size of its input by chance, and asks for another size."""
+
+    width: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        _, tokens, _ = x.shape
+        if tokens > 4:
+            x = nn.Dense(self.width, name="up")(x)
+        return nn.Dense(2, name="out")(x)
+
+
+class Around(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Small()(x)
+
+
 def shrunk(x, width):
     return x[:, : width * 7 % 5 + 1]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 
@@ -159,3 +160,19 @@ def test_fields_vary_as_the_model_would_vary_them(fast):
         "Normed": expected,
         "Inner": expected,
     }, str(result)
+
+
+@pytest.mark.parametrize("make", [models.Small, models.Around])
+def test_a_size_of_the_input_is_no_field_that_is_equal_by_chance(make):
+    result = bridge.rewrite(make, spec(2, 3, 3), gradients=False)
+    assert {each.level for each in result.classes} == {"proven"}, str(result)
+    with importable({f"{models.__name__}_nnx": next(iter(result.sources.items()))}):
+        new = importlib.import_module(f"{models.__name__}_nnx").Small
+    for tokens in (3, 6):
+        x = jnp.asarray(np.linspace(-1, 1, 2 * tokens * 5, dtype=np.float32).reshape(2, tokens, 5))
+        linen = models.Small(7)
+        variables = random_weights(linen, x)
+        make = functools.partial(new, 7, in_features=5, tokens=tokens)
+        model = without_weights(lambda make=make: make(rngs=nnx.Rngs(0)))
+        port.plan(variables, model).apply()
+        np.testing.assert_array_equal(model(x), linen.apply(variables, x))

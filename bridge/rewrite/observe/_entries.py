@@ -183,14 +183,14 @@ def combined(
     Returns:
         Both, None if the constructor refuses.
     """
-    factors = itertools.cycle((3, 5, 2, 7))
+    factors = _Factors()
     by_size: dict[tuple[int, int], int] = {}
 
     def dimension(size: int, before: Sequence[int]) -> int:
         # What inputs have in common, such as the number of tokens, stays in common.
         key = size, before.count(size) if apart else 0
         if key not in by_size:
-            by_size[key] = size * next(factors) if size > 1 else size
+            by_size[key] = size * factors.of(size) if size > 1 else size
         return by_size[key]
 
     def scaled(leaf: Any) -> Any:
@@ -213,14 +213,38 @@ def combined(
         return None
 
 
-def _scaled(value: Any, factors: Iterator[int]) -> Any:
+class _Factors:
+    """Gives numbers that are equal by chance factors of their own."""
+
+    def __init__(self) -> None:
+        self._order = itertools.cycle((3, 5, 2, 7))
+        self._taken: set[tuple[int, int]] = set()
+
+    def of(self, *sizes: int) -> int:
+        """A factor that none of these sizes had yet, as long as there is one."""
+        known = [*itertools.islice(self._order, 4), 11, 13]
+        free = (f for f in known if self._taken.isdisjoint((each, f) for each in sizes))
+        factor = next(free, known[0])
+        # Goes on behind it.
+        while factor in known[:4] and next(self._order) != factor:
+            pass
+        return self.taken(factor, *sizes)
+
+    def taken(self, factor: int, *sizes: int) -> int:
+        """Notes that these sizes have a factor, which it returns."""
+        self._taken |= {(each, factor) for each in sizes}
+        return factor
+
+
+def _scaled(value: Any, factors: _Factors) -> Any:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
         # Small numbers are numbers of layers, heads or strides.
-        return value * 2 if 0 < value <= _SMALL else value * next(factors)
+        is_small = 0 < value <= _SMALL
+        return value * (factors.taken(2, value) if is_small else factors.of(value))
     if type(value) in (list, tuple) and value and all(type(v) is int for v in value):
-        factor = next(factors) if max(value) > _SMALL else 1
+        factor = factors.of(*value) if max(value) > _SMALL else 1
         return type(value)(v * factor for v in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module):
         changed = {

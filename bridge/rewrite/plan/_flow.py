@@ -20,7 +20,7 @@ from flax import linen as nn
 
 from bridge.rewrite.observe._records import Making, Shape
 from bridge.rewrite.syntax._evaluate import KNOWN_CALLS
-from bridge.rewrite.syntax._source import Source, bound_in, is_self, items_of, only_value
+from bridge.rewrite.syntax._source import Source, binding, bound_in, is_self, items_of, only_value
 from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._plans import Slot
@@ -867,6 +867,9 @@ class Flow:
         """Whether a constructor knows a condition: one on sizes that are followed, too."""
         if not self._facts.touches(test) or test in self.dimensions or test in self.shapes:
             return True
+        if not self._facts.is_apart and (_is_dimension(test) or self._is_unpacked(test)):
+            # One that is not followed becomes an argument of the constructor.
+            return True
         match test:
             case ast.Compare():
                 return all(map(self._is_told, (test.left, *test.comparators)))
@@ -875,6 +878,15 @@ class Flow:
             case ast.UnaryOp():
                 return self._is_told(test.operand)
         return False
+
+    def _is_unpacked(self, node: ast.expr) -> bool:
+        """Whether a name is a dimension, as each of `batch, width, _ = x.shape`."""
+        places = binding(self._method, node.id) if isinstance(node, ast.Name) else []
+        return (
+            len(places) == 1
+            and isinstance(places[0], ast.Assign)
+            and (_is_dimension(places[0].value) or _is_shape(places[0].value))
+        )
 
     def _shape_of(self, node: ast.expr) -> Size | None:
         """The last item of `x.shape`, None for another expression."""
@@ -1376,3 +1388,13 @@ def _keeps_last_axis(node: ast.Call) -> bool:
 def last_of(value: Any) -> int | None:
     """The last dimension of a recorded array."""
     return value.shape[-1] if isinstance(value, Shape) and value.shape else None
+
+
+def _is_shape(node: ast.expr) -> bool:
+    """Whether an expression is `x.shape`."""
+    return isinstance(node, ast.Attribute) and node.attr == "shape"
+
+
+def _is_dimension(node: ast.expr) -> bool:
+    """Whether an expression is `x.shape[1]`."""
+    return isinstance(node, ast.Subscript) and _is_shape(node.value)

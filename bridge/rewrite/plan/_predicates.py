@@ -38,7 +38,12 @@ def predicate(method: Method, test: ast.expr, records: Sequence[Making]) -> str 
     differ = [a != b for a, b in zip(*last, strict=True)] if last else [False] * len(outcomes)
     if last is not None and differ == outcomes:
         return _comparison(method, test, records, last)
-    for text, values in _known(method, test, records, outcomes):
+    # Only strides and the like make shapes differ that no expression gives: any other condition is
+    # written as it is, with its sizes, and never as a field that agreed with it.
+    is_of_shapes = isinstance(test, ast.Compare) and all(
+        isinstance(evaluate(test.left, *space), tuple) for space in spaces
+    )
+    for text, values in _known(method, test, records, outcomes) if is_of_shapes else ():
         if [a or b for a, b in zip(values, differ, strict=True)] == outcomes:
             # Shapes differ where their last dimensions do, also if no run had that.
             other = None if last is None else _comparison(method, test, records, last)
