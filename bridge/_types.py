@@ -1,7 +1,8 @@
 """The types of the nouns that all packages use.
 
 `Key`, `Path` and `Address` say where a leaf is. `Variables` are Linen's; `Variable`,
-`VariableType`, `State` and `GraphDef` are NNX's without their type parameters. `Rngs`,
+`VariableType`, `State` and `GraphDef` are NNX's without their type parameters. `ModelTree` is what
+the tools take from either side: Linen variables, an NNX State or an NNX module. `Rngs`,
 `CollectionFilter` and `Method` are what users give as `rngs`, `mutable` and `method`. `is_shaped`
 narrows a leaf to `Shaped`, which is an array: concrete, traced or abstract.
 
@@ -30,6 +31,7 @@ Variables: TypeAlias = Mapping[str, Any]
 Variable: TypeAlias = nnx.Variable[Any]
 State: TypeAlias = nnx.State[Any, Any]
 GraphDef: TypeAlias = nnx.GraphDef[Any]
+ModelTree: TypeAlias = Mapping[Any, Any] | nnx.Pytree
 
 # For `isinstance` and `issubclass`, which otherwise narrow to classes of unknown type parameters.
 DICT: Any = dict

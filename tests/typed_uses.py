@@ -5,6 +5,7 @@ from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import linen as nn
 from flax import nnx
 
@@ -34,7 +35,14 @@ def tools(linen: nn.Module, variables: dict[str, Any], model: nnx.Linear, x: jax
     assert_type(bridge.checkpoint.restore("weights", model), nnx.Linear)
     restored = bridge.checkpoint.restore("weights", model, extra={"step": 0})
     assert_type(restored, tuple[nnx.Linear, dict[str, Any]])
-    assert_type(bridge.port.plan(variables, model), bridge.port.Plan)
-    assert_type(bridge.port.suggest((linen, variables), model, x), bridge.port.Suggestions)
+    bridge.checkpoint.save("weights", variables)
+    bridge.checkpoint.save("weights", nnx.state(model), layout="linen")
+    plan = bridge.port.plan(variables, model)
+    assert_type(plan, bridge.port.Plan)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+    assert_type(plan.apply_optimizer(linen, optimizer), nnx.Optimizer[nnx.Linear])
+    assert_type(bridge.port.suggest(variables, model, x, linen=linen), bridge.port.Suggestions)
     assert_type(bridge.parity.check((linen, variables), model, x), bridge.parity.Report)
+    # A variables dict without its module is no model to compare.
+    bridge.parity.check(variables, model, x)  # pyright: ignore[reportArgumentType]
     assert_type(bridge.jit_partial(lambda m, x: jnp.sum(m(x)), model)(x), jax.Array)

@@ -13,6 +13,7 @@ from flax import nnx
 
 from bridge._conversion.neutral import nest
 from bridge._errors import CheckpointError, bullets, warn
+from bridge._types import ModelTree
 
 from . import _digests, _notes
 from ._failures import agreed, reported, silence_late_reads
@@ -27,7 +28,7 @@ _writing = threading.Lock()
 
 
 def save_args(
-    tree: Any,
+    tree: ModelTree,
     *,
     rngs: bool = True,
     extra: Mapping[str, Any] | None = None,
@@ -77,7 +78,7 @@ def save_args(
 
 def save(
     path: str | os.PathLike[str],
-    tree: Any,
+    tree: ModelTree,
     *,
     rngs: bool = True,
     extra: Mapping[str, Any] | None = None,

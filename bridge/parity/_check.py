@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
+from flax import nnx
 
 from bridge._errors import ConversionError, InvalidRngsError, ParityError, bullets, shown
 
@@ -28,12 +30,14 @@ from ._report import SECTIONS, Report, Section
 from ._sections import Sides, has_state
 from ._training import projection
 
+CheckedModel: TypeAlias = nnx.Module | tuple[nn.Module, Mapping[Any, Any]]
+
 
 def check(
-    a: Any,
-    b: Any,
-    *inputs: Any,
-    rules: Any = None,
+    a: CheckedModel,
+    b: CheckedModel,
+    *inputs: object,
+    rules: Mapping[str, str] | None = None,
     method: Callable[..., Any] | str | None = None,
     kwargs: Mapping[str, Any] | None = None,
     rngs: Mapping[str, Any] | None = None,
@@ -246,14 +250,33 @@ def _wanted(chosen: Set[str], model: Model, is_observed: bool) -> Wanted:
     )
 
 
-def assert_same(a: Any, b: Any, *inputs: Any, **arguments: Any) -> Report:
+def assert_same(
+    a: CheckedModel,
+    b: CheckedModel,
+    *inputs: object,
+    rules: Mapping[str, str] | None = None,
+    method: Callable[..., Any] | str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    rngs: Mapping[str, Any] | None = None,
+    train: bool = False,
+    gradients: bool = True,
+    sections: Iterable[str] | None = None,
+    options: Options | None = None,
+) -> Report:
     """`check` for test suites: raises if anything differs.
 
     Args:
       a: as for `check`.
       b: as for `check`.
       *inputs: as for `check`.
-      **arguments: as for `check`.
+      rules: as for `check`.
+      method: as for `check`.
+      kwargs: as for `check`.
+      rngs: as for `check`.
+      train: as for `check`.
+      gradients: as for `check`.
+      sections: as for `check`.
+      options: as for `check`.
 
     Returns:
       The report.
@@ -271,7 +294,19 @@ def assert_same(a: Any, b: Any, *inputs: Any, **arguments: Any) -> Report:
       >>> parity.assert_same(model, nnx.clone(model), jnp.ones((2, 3))).ok
       True
     """
-    report = check(a, b, *inputs, **arguments)
+    report = check(
+        a,
+        b,
+        *inputs,
+        rules=rules,
+        method=method,
+        kwargs=kwargs,
+        rngs=rngs,
+        train=train,
+        gradients=gradients,
+        sections=sections,
+        options=options,
+    )
     if not report.ok:
         raise ParityError(report)
     return report

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from flax import linen as nn
 from flax import nnx
@@ -14,6 +14,7 @@ from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Path
 from bridge._errors import ConversionError, PortError, mapping_error
 from bridge._rules.rules import table_of
+from bridge._types import ModelTree
 
 from . import _moving
 from ._correspondence import Correspondence
@@ -24,6 +25,8 @@ from ._report import problem_texts, summary, table
 from ._rule_text import renames_of
 from ._trees import linen_nodes, linen_text, nnx_nodes, nnx_text
 from ._writing import linen_variables, write_nnx
+
+T = TypeVar("T")
 
 _NNX = nnx.Pytree | nnx.State
 
@@ -157,7 +160,7 @@ class Plan:
         if replaced:
             raise PortError("the model has changed since the plan", replaced, "Make a new plan.")
 
-    def convert(self, tree: Any) -> dict[tuple[str, Path], Any]:
+    def convert(self, tree: ModelTree) -> dict[tuple[str, Path], Any]:
         """Applies the same moves to another tree of the source's structure, such as gradients.
 
         Args:
@@ -178,7 +181,7 @@ class Plan:
             return {(leaves[path].collection or "", path): value for path, value in moved.items()}
         return dict(_moving.to_linen(self._found, _moving.nnx_values(tree)))
 
-    def apply_optimizer(self, source: Any, target: Any) -> Any:
+    def apply_optimizer(self, source: object, target: T) -> T:
         """Moves optimizer state and step as the parameters are moved: all of it, or nothing.
 
         Args:
@@ -197,20 +200,24 @@ class Plan:
 
         Source: flax/nnx/training/optimizer.py:Optimizer @ 0.12.8
         """
-        states = (source, target) if self.to_nnx else (target, source)
-        if not hasattr(states[0], "opt_state") or isinstance(states[0], nnx.Optimizer):
-            raise mapping_error(states[0], "a Linen train state; plan.inverse() moves back")
-        if not isinstance(states[1], nnx.Optimizer):
-            raise mapping_error(states[1], "an nnx.Optimizer")
+        given: tuple[Any, Any] = (source, target) if self.to_nnx else (target, source)
+        state, optimizer = given
+        if not hasattr(state, "opt_state") or isinstance(state, nnx.Optimizer):
+            raise mapping_error(state, "a Linen train state; plan.inverse() moves back")
+        if not isinstance(optimizer, nnx.Optimizer):
+            raise mapping_error(optimizer, "an nnx.Optimizer")
         port = OptimizerPort(self._found, self._collections)
-        return port.to_nnx(source, target) if self.to_nnx else port.to_linen(source, target)
+        moved: Any = (
+            port.to_nnx(state, optimizer) if self.to_nnx else port.to_linen(optimizer, state)
+        )
+        return moved
 
     @property
     def _collections(self) -> tuple[str, ...]:
         return tuple(self._variables)
 
 
-def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Plan:
+def plan(source: ModelTree, target: ModelTree, rules: Mapping[str, str] | None = None) -> Plan:
     r"""Plans how to move the values of one model into its re-implementation.
 
     Flax's own layers are matched by rules of their own, and everything else by name. A module with

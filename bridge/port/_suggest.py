@@ -11,6 +11,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion import linen_leaves
+from bridge._types import ModelTree
 
 from . import _order
 from ._correspondence import Context, Correspondence, Pairing
@@ -123,12 +124,12 @@ class Suggestions:
 
 
 def suggest(
-    source: Any,
-    target: Any,
-    *inputs: Any,
+    source: ModelTree,
+    target: ModelTree,
+    *inputs: object,
     linen: nn.Module | Callable[..., Any] | None = None,
     rules: Mapping[str, str] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Suggestions:
     r"""Proposes the rules that `plan` needs, with the evidence for each.
 
