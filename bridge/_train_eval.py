@@ -37,7 +37,7 @@ TRAINING = ("train", "training", "is_training")
 MODE_NAMES = (*TRAINING, *MODE_FIELDS)
 
 _NONE: Mapping[str, Any] = types.MappingProxyType({})
-# The modes of the ToNNX whose Linen module is being called, and that ToNNX.
+# The modes of the ToNNX that is being called, and that ToNNX.
 _in_force: contextvars.ContextVar[tuple[Mapping[str, Any], nnx.Pytree | None]] = (
     contextvars.ContextVar("modes", default=(_NONE, None))
 )
@@ -73,7 +73,7 @@ def filled(
 
     Args:
       module: the wrapped Linen module.
-      target: the module whose method is called: the same one, or a submodule.
+      target: the module that the method belongs to: the same one, or a submodule.
       function: the unbound method; only its signature matters.
       args: the caller's positional arguments without `self`.
       kwargs: the caller's keyword arguments.
@@ -121,7 +121,7 @@ def applied(modes: Mapping[str, Any], wrapper: nnx.Pytree | None = None) -> Iter
 
 
 def modes_in_force() -> Mapping[str, Any]:
-    """The modes that the ToNNX set whose Linen module is being called."""
+    """The modes that were set on the ToNNX that is being called."""
     return _in_force.get()[0]
 
 

@@ -117,6 +117,6 @@ def _value_field(box_type: type, fields: tuple[dataclasses.Field[Any], ...]) -> 
         return in_tree[0]
     raise UnsupportedBoxError(
         box_type,
-        f"none of the fields {names} of {describe(box_type)} is called value, and {in_tree} could"
-        f" be it",
+        f"no field of {describe(box_type)} is called value, and of its fields {names} {in_tree}"
+        " could be it",
     )

@@ -223,7 +223,7 @@ class Registry:
         # A type that was made on demand makes way for a registered one.
         if found is None or auto.collection_of(found) is not None:
             return None
-        # Flax cannot unregister a name, so one whose type has another collection here is free.
+        # Flax cannot unregister a name, so it is free if its type has another collection here.
         return found if self._registered_name(found) == name else None
 
     def _registered_name(self, typ: VariableType) -> str | None:

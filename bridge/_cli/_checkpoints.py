@@ -90,7 +90,7 @@ def read(path: str, within: tuple[str, ...] = (), given: str | None = None) -> C
     Args:
         path: its directory or file.
         within: the keys of the model in a checkpoint that holds more.
-        given: whose paths it has, `linen` or `nnx`; None to find out.
+        given: the library that its paths come from, `linen` or `nnx`; None to find out.
 
     Raises:
         CheckpointError: it cannot be read.

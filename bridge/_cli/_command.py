@@ -131,7 +131,7 @@ def complain(message: str) -> None:
 
 @contextlib.contextmanager
 def reader_may_stop() -> Iterator[None]:
-    """A block whose writes to stdout do nothing once its reader has stopped, as `| head` does.
+    """A block in which writes to stdout do nothing once its reader has stopped, as `| head` does.
 
     The command goes on, because its exit code says more than its text.
     """
@@ -210,8 +210,8 @@ def add_layout(parser: argparse.ArgumentParser, *options: str) -> None:
         parser.add_argument(
             option,
             choices=("linen", "nnx"),
-            help="whose paths the checkpoint has, where its keys mislead; linen takes a tree"
-            " without collections for parameters (default: found out)",
+            help="the library of the checkpoint's paths, if its keys are misleading; linen reads a"
+            " tree without collections as parameters (default: detected)",
         )
 
 
@@ -249,7 +249,7 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
         "--filter",
         type=_expression,
         metavar="REGEX",
-        help="only leaves in whose path the expression is found, such as params/.*/bias$",
+        help="only leaves with a path that contains the expression, such as params/.*/bias$",
     )
 
 

@@ -108,7 +108,7 @@ def source_of(
 
     Args:
         contents: the checkpoint.
-        arguments: those of the command, whose `--source-model` is the module.
+        arguments: those of the command; `--source-model` names the module.
         inputs: inputs for that module, if it brings none.
         model: what the values are for, an NNX module or Linen variables.
     """
@@ -145,7 +145,7 @@ def _in_collections(leaves: Neutral, target: Neutral) -> Neutral:
 
 
 def _bare_state(contents: CheckpointContents) -> nnx.State:
-    """An NNX state of bare arrays, whose Variable types are not known."""
+    """An NNX state of bare arrays, without known Variable types."""
     leaves = {_renaming.nnx_keys(path): leaf.value for (_, path), leaf in contents.leaves.items()}
     return nnx.State(nest(leaves))
 

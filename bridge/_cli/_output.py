@@ -66,7 +66,7 @@ def new_table(
 ) -> Table:
     """A table without lines between its cells, which pipes well.
 
-    In a narrow terminal its cells are folded, and none of them is cut.
+    In a narrow terminal its cells are folded and not cut.
 
     Args:
         headings: those of the columns.

@@ -15,7 +15,7 @@ _INSTALLED = tuple(
 def user_place(error: BaseException) -> str | None:
     """File and line of the innermost call in the user's own program.
 
-    Flax, JAX and this package raise most errors, and the line to change is none of theirs.
+    Flax, JAX and this package raise most errors, but the line to change is in the program.
 
     Returns:
         The place, None if no code of the program was running.

@@ -140,8 +140,8 @@ def abstract(
         inputs: inputs for a model that brings none.
 
     Returns:
-        The sample, whose inputs are shapes; and what it has, also as shapes: the NNX module, or the
-        variables of a Linen model.
+        The sample with shapes as its inputs; and, also as shapes, its NNX module or the variables
+        of its Linen model.
     """
     samples: list[Sample] = []
     is_one_of_two = arguments.source_model is not None

@@ -1,6 +1,6 @@
 """Names the collections that have a role of their own, and those that hold state."""
 
-# Linen's own collections. What is in OUTPUTS comes from a call and is none of the model's state.
+# Linen's own collections. Those in OUTPUTS come from a call and are not state of the model.
 PARAMS = "params"
 OUTPUTS = frozenset({"intermediates", "perturbations"})
 

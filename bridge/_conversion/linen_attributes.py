@@ -25,7 +25,7 @@ OWN_PREFIX = "to_nnx__"
 
 
 class LinenHolder(nnx.Module):
-    """An NNX module whose attributes are the variables of a Linen module.
+    """An NNX module with the variables of a Linen module as its attributes.
 
     What stays as it is by default is on the class: NNX walks through every attribute of an
     instance, at each `nnx.jit` for instance.
@@ -191,9 +191,9 @@ def store(
       changed: leaves; those with a Variable go into it, unless the value is the same object, and
         the others get a Variable.
       held: the Variables that are there.
-      update: whether Variables that are there are touched. Then `changed` holds every leaf of its
-        collections, and a variable of theirs that is not among them is gone, such as one whose
-        value was an array and is a dict now. If not, a leaf that has no place beside what is there
+      update: whether existing Variables may change. Then `changed` holds every leaf of its
+      collections, and a variable that is missing there is removed, such as one that held an
+      array and holds a dict now. If not, a leaf that has no place beside what is there
         is left out.
       boxed: whether a leaf without a metadata box says that its Variable has lost its metadata.
       then: what else belongs to the change; if it raises, nothing has happened.

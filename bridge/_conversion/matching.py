@@ -20,7 +20,7 @@ class Comparison:
 
     Attributes:
       missing: addresses that the module needs and the variables lack.
-      mis_shaped: addresses whose leaf has another shape.
+      mis_shaped: addresses of leaves with another shape.
       unknown: addresses that the module does not need.
     """
 

@@ -4,8 +4,8 @@ Whatever passes the boundary becomes ``{(collection, path): Leaf(value, box type
 is anything that is neither a mapping nor a metadata box, so the tuples that `sow` makes stay whole;
 an empty mapping is a leaf as well, so that empty collections survive.
 
-NNX has no collections: there a leaf lives at its path alone. `place` decides where leaves go whose
-paths collide, and `unplace` undoes it.
+NNX has no collections: a leaf only has a path there. `place` decides where leaves go if their paths
+collide, and `unplace` undoes it.
 """
 
 from __future__ import annotations

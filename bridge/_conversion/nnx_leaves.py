@@ -25,7 +25,7 @@ from .neutral import Address, Displaced, Leaf, Neutral, Path, is_mapping, place,
 from .nnx_meta import NNXMeta
 
 BOX_KEY = "linen_meta_type"
-# How far a Variable is from its Linen path; only on those whose paths collide.
+# How far a Variable is from its Linen path; only on Variables with colliding paths.
 DISPLACED_KEY = "linen_displaced"
 # Which fields an NNXMeta had that somebody made by hand; one that was made of a Variable has them
 # all.

@@ -62,7 +62,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
             `params[nn.PARTITION_NAME]`; without that entry it has no name.
 
         Returns:
-          A new box whose axis names fit the new value; the Variable's `on_add_axis` hooks have run.
+          A new box with axis names for the new value; the Variable's `on_add_axis` hooks have run.
         """
         name = params.get(meta.PARTITION_NAME)
         names = self._axis_names()
@@ -79,7 +79,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
           params: the lifted transform's `metadata_params`.
 
         Returns:
-          A new box whose axis names fit the new value; the Variable's `on_remove_axis` hooks have
+          A new box with axis names for the new value; the Variable's `on_remove_axis` hooks have
           run.
         """
         name = params.get(meta.PARTITION_NAME)
@@ -134,7 +134,7 @@ def with_partitioning(
     names: tuple[Any, ...],
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Any]:
-    """An initializer whose Variable becomes an `nn.Partitioned` when it reaches Linen.
+    """An initializer for a Variable that becomes an `nn.Partitioned` in Linen.
 
     Args:
       fn: an initializer, called with a key, a shape and a dtype.

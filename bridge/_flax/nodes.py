@@ -12,7 +12,7 @@ from flax import nnx
 
 from .objects import DATA_ATTRIBUTES, ObjectState
 
-# Most attributes are of these types, and none of them holds anything.
+# Most attributes are of these types, which hold no other objects.
 NODELESS_TYPES = frozenset(
     {int, float, complex, bool, str, bytes, type(None), types.FunctionType, type(Ellipsis)}
 ) | {ObjectState, DATA_ATTRIBUTES}
@@ -60,7 +60,7 @@ def nodes_below(root: object) -> Nodes:
             found.others.append(node)
             pending.extend(items)
         elif isinstance(node, nnx.Variable):
-            # A hijax one, whose type is another.
+            # A hijax Variable, which has another type.
             found.variables.append(node)
         else:
             continue

@@ -34,12 +34,12 @@ class CallKeys:
     A key is computed when it is looked up, and the stream moves on when the call is over, if the
     key was used: a lifted transform takes all keys along, whether its body needs them or not.
 
-    Where there is a source `default`, it serves every stream that has none of its own, with one
-    draw each in the order in which they are first asked for, as `nnx.Rngs` does.
+    A source `default` serves every stream without a source of its own. Each takes one draw, in the
+    order in which they are first asked for, as in `nnx.Rngs`.
 
     Args:
       sources: a key, or a stream to draw it from, by name.
-      plain: streams whose own key is used instead of a key drawn from them.
+      plain: streams that give their own key instead of a key drawn from them.
 
     Attributes:
       names: the streams that exist, and those of Linen's own layers that `default` serves.
@@ -323,7 +323,7 @@ def run_linen(
     """`module.apply`, or `module.init_with_output` if `initializing`, with keys drawn on demand.
 
     `nn.apply` and `flax.core.apply` make a scope of their own that holds every key, and neither can
-    initialise a module some of whose variables exist.
+    initialise a module with some of its variables.
 
     Args:
       module: the Linen module.

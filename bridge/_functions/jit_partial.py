@@ -81,7 +81,7 @@ def jit_partial(
     under_nnx_jit: Any = nnx.jit(
         fun, static_argnames=static_argnames, graph=True, graph_updates=True
     )
-    # Held by the call whose turn it is. Reentrant: `fun` is called while it is traced.
+    # Held by the running call. Reentrant: `fun` is called while it is traced.
     lock = threading.RLock()
     bound: BoundProgram | None = None
 

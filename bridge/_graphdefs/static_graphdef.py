@@ -43,13 +43,13 @@ class Origin(NamedTuple):
 
 
 class StaticGraphDef(nnx.GraphDef[Any]):
-    """A GraphDef whose hash is computed once and which is first compared by identity.
+    """A GraphDef that computes its hash once, and is first compared by identity.
 
     `jax.jit` hashes and compares the static parts of its arguments at every call. Definitions that
     have been found equal have one fingerprint, so both cost nothing.
 
-    It is a pytree without leaves. Its Variables are plain ones: neither references, whose updates
-    nothing tells from a read, nor hijax Variables, which cannot be differentiated.
+    It is a pytree without leaves. Its Variables are plain ones: neither references, because their
+    updates look like reads, nor hijax Variables, which cannot be differentiated.
 
     Args:
       graphdef: any GraphDef in graph mode.

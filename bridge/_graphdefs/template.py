@@ -88,7 +88,7 @@ def _with_others(graphdef: nnx.GraphDef[Any], other: Callable[[Any], Any]) -> nn
 
 
 def _changed(other: Callable[[Any], Any], value: object) -> Any:
-    """A static value with other objects in it, itself if it holds none of them."""
+    """A static value with other objects in it, or the value itself if nothing changes."""
     found = other(value)
     if found is not value:
         return found

@@ -1,8 +1,8 @@
 """The rows of Flax's own layers.
 
 Source: flax/linen/{linear,attention,normalization,recurrent}.py and flax/nnx/nn/*.py @ 0.12.7,
-0.12.8 and 0.12.12, whose layers are alike but for two: only the last has `nnx.RoPE`, and the scales
-of its `nnx.WeightNorm` are Variables, which were bare arrays before.
+0.12.8 and 0.12.12. Their layers differ in two points: only 0.12.12 has `nnx.RoPE`, and only there
+the scales of `nnx.WeightNorm` are Variables and not bare arrays.
 """
 
 from __future__ import annotations

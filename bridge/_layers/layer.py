@@ -62,15 +62,15 @@ class LayerRow:
 
     Attributes:
       nnx: the NNX class, None if NNX has no such layer.
-      linen: the Linen classes whose counterpart it is.
-      also: names of other Linen classes whose leaves have the same names and shapes.
+      linen: its counterparts in Linen.
+      also: names of other Linen classes with leaves of the same names and shapes.
       leaves: NNX's paths of leaves and parts by Linen's. Several Linen paths together mean leaves
         that lie side by side in the NNX leaf, on its last axis.
       zero: paths of Linen leaves that NNX has no place for, and which must be zero.
       computed: NNX Variables that the constructor computes from its arguments, so not weights.
       kept_by_path: where NNX keeps the leaves of a layer that normalises another one, which is in
         the attribute `layer_instance`.
-      inner: the NNX attribute whose layer Linen may hold in this one's place.
+      inner: the NNX attribute with the layer that Linen may hold in place of this one.
       has_parts: whether the layer is given other layers, which may have names of their own.
       parts: names of the submodules that tell a layer without an NNX class, whatever it is called.
       collection: the collection that tells one.
@@ -80,7 +80,7 @@ class LayerRow:
       sized: Linen fields that the sizes tell.
       carried: Linen fields that the variables know better: a cell takes the size of the carry
         that it is given.
-      defaults: arguments whose default is another one in NNX, with Linen's as text.
+      defaults: arguments that have another default in NNX, with Linen's default as text.
     """
 
     nnx: type[Any] | None
@@ -108,7 +108,7 @@ class LayerRow:
 
     @functools.cached_property
     def linen_names(self) -> frozenset[str]:
-        """The names of the Linen classes whose leaves the NNX class can hold."""
+        """The names of the Linen classes with leaves that fit the NNX class."""
         return frozenset({*(cls.__name__ for cls in self.linen), *self.also})
 
     @functools.cached_property

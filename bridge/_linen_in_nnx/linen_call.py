@@ -176,7 +176,7 @@ class LinenCall:
         return None
 
     def _abstract(self) -> Variables:
-        """The abstract variables that these inputs would create, none if they do not fit."""
+        """The abstract variables that these inputs would create, empty if the inputs do not fit."""
         inputs = (CallKeys({"params": jax.random.key(0)}), self._call.args, self._call.kwargs)
         mutable = DenyList("intermediates")
 

@@ -89,7 +89,7 @@ def _assign_structure(
         if isinstance(item, nn.Module):
             item = _wrapped_here(module, record, item)
         if isinstance(item, nnx.Module) and record is not None and _name_of(module, item) is None:
-            # Linen asks whose the items are before it looks into any of them.
+            # Linen asks for the owners of all items before it looks into any of them.
             own(record, f"{name}{suffix}", item)
         return item
 
@@ -108,7 +108,7 @@ def _assign_structure(
 
     structure = mapped(mapped(value, taken_in), placed)
     if structure != Ref(name):
-        # Two references would be a shared node, whose path depends on the order of the names.
+        # Two references would be a shared node; its path would depend on the order of the names.
         is_own = name in vars(module) and name not in names_of(module)
         if is_own and not _is_given(module, record, name):
             delattr(module, name)

@@ -36,7 +36,7 @@ def note_fields(record: ModuleInCall, submodule: nnx.Pytree, name: str) -> None:
     """Notes whether `setup` gives a submodule arrays, or functions that refer to this call.
 
     Args:
-      record: the module whose `setup` runs.
+      record: the module that runs its `setup`.
       submodule: what that has made.
       name: the submodule's name.
 

@@ -317,7 +317,7 @@ def _check_fixed(
 
 
 def _set_up_all(record: ModuleInCall) -> None:
-    """Runs `setup` of a module and of those below it, whose submodules can be asked for then."""
+    """Runs `setup` of a module and of those below it, so that their submodules are accessible."""
     set_up(record)
     for value in list(vars(record.module).values()):
         below = record.call.find(value)

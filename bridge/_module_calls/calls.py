@@ -26,7 +26,7 @@ SCOPE = "bridge__scope"
 if TYPE_CHECKING:
 
     class LinenStyle(nnx.Module):
-        """What is known here of a `bridge.Module`, whose class is in a package above."""
+        """The part of `bridge.Module` that is known here; its class is in a package above."""
 
         bridge__is_lazy: ClassVar[bool]
         bridge__has_own_init: ClassVar[bool]
@@ -229,7 +229,7 @@ def mutable_around() -> Any:
 
 
 def joined() -> ModuleInCall | None:
-    """The module in whose call another module is called now.
+    """The module that calls another module now.
 
     None inside a Linen module: what is there has its own keys and collections.
     """

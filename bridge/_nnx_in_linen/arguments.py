@@ -162,7 +162,7 @@ def check_instance(module: object) -> None:
     elif isinstance(module, type) and issubclass(module, nnx.Pytree):
         name = module.__name__
         remedy = (
-            f"for a class use ToLinen({name}, args=(…), kwargs={{…}}) or to_linen({name}, …), whose"
+            f"for a class use ToLinen({name}, args=(…), kwargs={{…}}) or to_linen({name}, …); their"
             " init constructs the module"
         )
     elif isinstance(module, nn.Module) or (

@@ -46,7 +46,7 @@ class Streams:
         self._stored = stored
         self._names = [name for name in rngs if name != "params"]
         self._keys: dict[str, Any] = {}
-        # By address: the stream of the call whose key a stream of the module has.
+        # By address of a stream of the module: the stream of the call that gave it its key.
         self._seeded: dict[Address, str] = {}
         self._unseeded: set[Address] = set()
         self._lent: list[_LentStream] = []

@@ -58,7 +58,7 @@ def _new_definition(
 ) -> StaticGraphDef | None:
     """The GraphDef to be stored: None if it is the old one, or if it cannot be.
 
-    It cannot where its collection is not mutable, or another one whose leaves come or go with it: a
+    It cannot if its collection is not mutable, or one with leaves that come and go with it: a
     definition and the leaves that it needs have to stay together. Nor can it without leaves that
     are gone in a lifted transform, which merges what comes out of it with what went in.
     """

@@ -114,7 +114,7 @@ def implemented_by(
 
 
 class _AtLinenPaths(ToLinen):
-    """A `ToLinen` whose variables are at the paths of another Linen module.
+    """A `ToLinen` with its variables at the paths of another Linen module.
 
     Attributes:
       linen_paths: NNX paths by Linen paths.
@@ -214,7 +214,7 @@ class Implementation:
             elif size_of is not None:
                 own = inspect.signature(size_of).parameters
                 if not own.keys() <= arguments.keys():
-                    expected = f"a method whose arguments tell {name}"
+                    expected = f"a method with arguments that show {name}"
                     remedy = "initialise by another method, or name it in sizes_of_variables"
                     raise InvalidModuleError("implemented_by", method, expected, remedy)
                 found[name] = size_of(**{n: arguments[n] for n in own})

@@ -118,8 +118,8 @@ class _Made(NamedTuple):
     view: Any
 
 
-# By class, which Flax's and JAX's own registers of NNX classes keep anyway. Not attributes of it: a
-# constructor whose class has others counts as another one.
+# By class, which Flax's and JAX's own registers of NNX classes keep anyway. Not attributes of the
+# class: with other attributes its constructor would count as another one.
 _made: dict[type, _Made] = {}
 # Of a subclass, the class that it stands for.
 _BASE = "bridge__base"
@@ -179,7 +179,7 @@ def _has_methods(module: object) -> bool:
 
 
 def _shown_class(module: object) -> type:
-    """A class whose methods run through the view of the module, made once for each class."""
+    """A class with methods that run through the view of the module, made once for each class."""
     kind: type = type(module)
     if kind not in _made:
         methods = _methods(kind)

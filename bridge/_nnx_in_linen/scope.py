@@ -161,7 +161,7 @@ class WrapperScope:
             value.
 
         Returns:
-          The addresses of new leaves that are in none of these collections.
+          The addresses of new leaves outside of these collections.
         """
         linen = self.linen
         # Linen tries the filter of each outer scope in turn.
@@ -216,7 +216,7 @@ class WrapperScope:
             # A subclass may have variables of its own, also some that it makes after this, and so
             # may a module that shares the scope, and interceptors that see the NNX modules.
             return
-        # What has a reserved name is an interceptor's: `variables` does not tell whose they are.
+        # Names that are reserved belong to an interceptor; `variables` does not show the owner.
         reserved = linen.scope.name_reserved
         unknown = map(self._in_linen, unknown)
         unknown = [a for a in unknown if not a[1] or not reserved(a[1][0], a[0])]

@@ -75,7 +75,7 @@ def folded(texts: Sequence[str]) -> list[str]:
 def folded_rows(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Rows of texts as few rows: those of repeated blocks as one, if each column is one text.
 
-    Few rows stay as they are, and so do those whose numbers one text would not tell.
+    Few rows stay as they are, and so do rows with numbers that one text cannot express.
     """
     alike: dict[object, list[tuple[str, ...]]] = {}
     for row in rows:

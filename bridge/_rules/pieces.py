@@ -113,7 +113,7 @@ def cut_out(value: Any, region: Region) -> Any:
 
 
 def assembled(parts: Sequence[tuple[Region, Any]]) -> Any:
-    """The leaf whose parts these are; the inverse of `cut_out` for all of its regions together.
+    """The leaf that consists of these parts; the inverse of `cut_out` for all regions together.
 
     Args:
       parts: (region, value); the regions cover the leaf, and no two of them overlap.
@@ -134,7 +134,7 @@ def assembled(parts: Sequence[tuple[Region, Any]]) -> Any:
 
 
 def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
-    """Whether regions make up a whole leaf, none of it twice.
+    """Whether regions make up a whole leaf without overlapping.
 
     They have to be all that some cuts through the whole leaf make.
     """

@@ -256,7 +256,7 @@ class Route:
 
     @functools.cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The keys of the NNX path, none for the model itself."""
+        """The keys of the NNX path, empty for the model itself."""
         found: list[Segment] = []
         for text in self.nnx.split(".") if self.nnx else ():
             match = _SEGMENT.fullmatch(text)

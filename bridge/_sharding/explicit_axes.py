@@ -44,8 +44,8 @@ def init_in_auto_axes(init: Callable[..., Any], *inputs: object, eager: bool) ->
       eager: whether the annotations count; if not, all leaves are replicated.
 
     Returns:
-      The variables. A leaf whose annotation does not fit the mesh is replicated, as it is where it
-      has none.
+      The variables. A leaf without an annotation, or with one that does not fit the mesh, is
+      replicated.
     """
     mesh = jax.sharding.get_abstract_mesh()
     given = Arrays(inputs)
@@ -74,8 +74,8 @@ def sharded(tree: object, where: str, *, strict: bool, mesh: AnyMesh | None = No
     Args:
       tree: the arrays, with or without boxes.
       where: what the tree belongs to, for the error.
-      strict: whether every annotation has to speak of the mesh in force. If not, a leaf whose names
-        are not axes of it is left as it is, and without a mesh all are.
+      strict: whether every annotation has to name axes of the mesh in force. If not, a leaf with
+      other names is left as it is, and so are all leaves without a mesh.
       mesh: the mesh to shard over, None for the one in force.
 
     Raises:

@@ -132,8 +132,8 @@ class ShardedProgram:
         """The tree of abstract leaves, and from then on the mesh that the model is made in.
 
         With all axes Auto the compiler splits a value before it exists, where NNX in a mesh with
-        Explicit axes makes the whole of it on every device and then reshards. Linen knows no
-        Explicit axes, and NNX none of each type. A model that speaks of its Explicit axes when it
+        Explicit axes makes the whole of it on every device and then reshards. Linen does not know
+        Explicit axes, and NNX no mesh with both types. A model that names its Explicit axes when it
         is made is made with them, and so is one that holds an array of this mesh: one that the
         constructor keeps in a function, for instance.
         """

@@ -42,7 +42,7 @@ def shardings(
       rules: (logical name, mesh axis or axes or None) in order of precedence; None for those in
         force.
       where: what the tree belongs to, for the error.
-      foreign: whether a leaf whose names are not axes of the mesh is replicated, or an error.
+      foreign: whether a leaf with names that are not axes of the mesh is replicated, or an error.
       uneven: whether dimensions need not be divisible.
       is_own: whether the leaves bring the mesh, for the error.
 
@@ -50,7 +50,7 @@ def shardings(
       One `NamedSharding` for each array; what is not annotated is replicated.
 
     Raises:
-      ShardingError: leaves whose axis names the mesh lacks, or whose dimensions cannot be divided.
+      ShardingError: the mesh lacks an axis that a leaf names, or a dimension cannot be divided.
     """
     found: list[NamedSharding] = []
     problems: list[tuple[str, str, str]] = []

@@ -31,7 +31,7 @@ def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...
     Args:
       directory: the tree's directory.
       tree: nested dicts and lists with a `Stored` for each array.
-      wanted: by location, the array, abstract array or scalar whose place the value takes, None if
+      wanted: by location, the array, abstract array or scalar that the value replaces, None if
         there is none. Its sharding decides where the value goes.
 
     Returns:
@@ -73,7 +73,7 @@ def _check_shardings(directory: Any, wanted: WantedArrays) -> None:
         raise CheckpointError(
             "the target's shardings do not divide these arrays of",
             directory,
-            "Give shardings whose axes divide the shapes. The files are not at fault, and nothing"
+            "Pass shardings with axes that divide the shapes. The files are intact, and nothing"
             " was changed.",
             unreadable=problems,
         )
@@ -172,7 +172,7 @@ def as_like(stored: Stored, value: Any, like: Any) -> Any:
     Args:
       stored: what the checkpoint says of it.
       value: what was read.
-      like: the array, abstract array or scalar whose place it takes.
+      like: the array, abstract array or scalar that it replaces.
     """
     is_array = isinstance(value, jax.Array) and not is_key(like)
     if is_array and value.dtype == getattr(like, "dtype", None):

@@ -105,7 +105,7 @@ def _inside(where: Any) -> list[Found]:
     """The checkpoints in a directory, by name."""
     found = []
     for child in sorted(where.iterdir()):
-        # What may not be read is none of them.
+        # A child that may not be read does not count.
         with contextlib.suppress(OSError):
             if _UNFINISHED not in child.name and (form := _form_of(child)) is not None:
                 found.append(Found(child, form))

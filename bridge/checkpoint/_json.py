@@ -172,7 +172,7 @@ def encode_fields(
 
     Args:
       fields: the fields.
-      var_type: the Variable type of the leaf's collection, whose own hooks go by name.
+      var_type: the Variable type of the leaf's collection; its own hooks are stored by name.
     """
     encoded: dict[str, Any] = {}
     left_out: list[str] = []

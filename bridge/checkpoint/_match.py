@@ -136,7 +136,7 @@ def _locate(
     own = source.names(path) if path or source.layout == "bridge" else ()
     prefixes = [own]
     if source.layout != "bridge":
-        # Other writers make a subtree of a box or a Variable, whose one key is a field's name.
+        # Other writers make a box or a Variable a subtree with one key, the name of a field.
         prefixes.append((*own, "value"))
         fields = {n[len(own)] for n in stored if n[: len(own)] == own and len(n) > len(own)}
         if leaf.box is not None and len(fields) == 1:

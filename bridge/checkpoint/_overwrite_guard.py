@@ -168,7 +168,7 @@ def _json_of(path: Path, *entry: str) -> Mapping[str, Any]:
     if isinstance(content, dict) and entry:
         content = content.get(*entry)
     if not isinstance(content, dict):
-        raise _OtherThingsError(f"a directory whose {path.name} is damaged, or none of orbax's")
+        raise _OtherThingsError(f"a directory with a {path.name} that is damaged, or not orbax's")
     return content
 
 

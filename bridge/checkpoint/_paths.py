@@ -51,8 +51,8 @@ def is_remote(path: Any) -> bool:
 def latest_step(where: Any) -> Any:
     """The path that one with `latest` in it means; any other path as it is.
 
-    Behind `latest` may stand what lies in the step, such as one of a manager's items. A step whose
-    directory is empty was never written, and does not count.
+    A path inside the step may follow `latest`, such as an item of a manager. A step with an empty
+    directory was never written, and does not count.
 
     Raises:
       CheckpointNotFoundError: the directory has no steps, or steps under several names.

@@ -1,6 +1,6 @@
 """Leaves of a checkpoint under other paths: as they are, or made of others by a rule.
 
-A leaf that is made of others has a `Stored` of its own, whose location no file has. When it is
+A leaf that is made of others has a `Stored` with a location that is in no file. When it is
 read, the arrays that it is made of are read, sharded as the leaf will be, and moved along their
 pieces.
 """
@@ -122,7 +122,7 @@ def read(source: Source, wanted: Mapping[Stored, Any]) -> dict[Stored, Any]:
 
     Args:
         source: the checkpoint.
-        wanted: with each array the leaf whose place it takes.
+        wanted: with each array the leaf that it replaces.
     """
     needed: dict[Stored, Any] = {}
     for stored, like in wanted.items():

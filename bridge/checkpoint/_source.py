@@ -81,7 +81,7 @@ class Source:
         """Arrays of the checkpoint, all of them or none.
 
         Args:
-          wanted: with each array the leaf whose place it takes, None if there is none.
+          wanted: with each array the leaf that it replaces, None if there is none.
         """
         if not self.trees:
             return {stored: self.loaded[stored.location] for stored in wanted}

@@ -28,7 +28,7 @@ _NO_LAYER = "no such layer"
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """A layer whose outputs are further apart than its inputs explain.
+    """A layer with outputs further apart than its inputs explain.
 
     Attributes:
       place: the layer's path in `a`; if the path in `b` differs, it follows behind an arrow. If
@@ -72,8 +72,8 @@ class Divergence:
 class Layers:
     """The layers of two models side by side.
 
-    A call ends after those inside it. So the first one whose inputs agree and whose output
-    differs is the innermost: a layer at fault, or the one around it if all layers in it agree.
+    A call ends after those inside it. So the first one with equal inputs and another output is
+    the innermost: the layer at fault, or the layer around it if all layers in it agree.
 
     Args:
       traces: what the reference did, and what the other model did.
@@ -126,9 +126,9 @@ class Layers:
 
     @property
     def inexact(self) -> Divergence | None:
-        """The first call whose output agrees but is not bitwise equal though its inputs are.
+        """The first call with bitwise equal inputs and an output that agrees only within tolerance.
 
-        If there are any whose fields differ too, the first of those: it explains more.
+        If some of these calls also differ in fields, the first of those, which explains more.
         """
         first = self._inexact[0] if self._inexact else None
         return next((found for found in self._inexact if found.fields), first)

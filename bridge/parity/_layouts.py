@@ -30,12 +30,12 @@ class Layouts:
     Attributes:
       convert: values of `a` by address -> the same by `b`'s addresses, in `b`'s layout. What has no
         place in `b` is left out.
-      sources: the values of `a` that a value of `b` is made of, none for one that must be zero.
+      sources: the values of `a` that a value of `b` is made of, empty if that must be zero.
       paths: the path of a layer of `a` -> that of the same layer of `b`; None for the same path.
       stacks: the path of a layer that is stacked in `a` -> those of the layers of `b` that are its
         items, by index.
       stacks_in_b: the same for layers that are stacked in `b`, with the paths of `a`.
-      reshaped: the paths of the layers of `a` whose values have another shape in `b`.
+      reshaped: the paths of the layers of `a` with values of another shape in `b`.
       plan: the port plan that says so, None if both models have the same layout.
       problem: why values cannot be converted at all, empty if they can.
     """
@@ -166,8 +166,8 @@ def stacks_of(
 ) -> dict[LayerPath, tuple[LayerPath, ...]]:
     """The layers of one side that are stacked, with their items on the other side by index.
 
-    A layer is stacked if each of its leaves belongs to several leaves of the other side whose paths
-    differ in one number alone, which counts from 0.
+    A layer is stacked if each of its leaves belongs to several leaves of the other side, and the
+    paths of these differ only in one number that counts from 0.
 
     Args:
       pairs: (path of a leaf, path of a leaf of the other side) of those that share values.
@@ -193,7 +193,7 @@ def stacks_of(
 
 
 def _indices(paths: Sequence[LayerPath]) -> list[int]:
-    """The numbers in which paths differ, none if they differ in something else."""
+    """The numbers in which paths differ, empty if they differ in something else."""
     places = [set(parts) for parts in zip(*paths, strict=False)]
     varying = [place for place, parts in enumerate(places) if len(parts) > 1]
     if len(varying) != 1 or len({len(path) for path in paths}) != 1:

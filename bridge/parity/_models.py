@@ -92,7 +92,7 @@ class Model(abc.ABC):
     Attributes:
       name: what it is called in the report.
       side: `a` or `b`.
-      linen: the Linen module whose paths and calls are the model's, None for an NNX model.
+      linen: the Linen module with the paths and calls of the model, None for an NNX model.
       module: the Linen or NNX module that the caller gave.
       values: the leaves that the model was given with.
     """

@@ -312,7 +312,7 @@ _NO_LAYERS_IN = os.path.join(os.path.dirname(jax.__file__), "")
 
 
 def _is_in_checkpoint(frame: FrameType | None) -> bool:
-    """Whether a comparison was begun by `jax.checkpoint`, whose lookups are written in C.
+    """Whether `jax.checkpoint` began a comparison; its lookups are written in C.
 
     Args:
       frame: the function that compares; the methods `__eq__` of what holds the place come first.

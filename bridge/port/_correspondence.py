@@ -198,7 +198,7 @@ class Correspondence:
       ambiguous: modules with several candidates.
       problems: what is wrong with the rules.
       pairings: what was put together without a rule.
-      stacks: the stacks whose layers are among the pairings.
+      stacks: the stacks with layers among the pairings.
       laid_out: the rules that put arrays together that are laid out otherwise, with the pieces.
     """
 

@@ -191,7 +191,7 @@ class ByEvidence:
     def _alike(self, place: Place) -> Proposals:
         """The two open modules that are most alike, if their leaves are not all the same.
 
-        A module whose own parameters have other names, or that lacks one, has no candidates.
+        A module with other names of its own parameters, or without one of them, has no candidates.
         """
         context = place.context
         nodes = list(place.open_below(place.nnx, deep=False))

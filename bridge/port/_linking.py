@@ -74,7 +74,7 @@ def _link_laid_out(
     form: Form,
     label: str,
 ) -> list[Piece]:
-    """Links leaves whose arrays differ; returns the pieces."""
+    """Links leaves with different arrays; returns the pieces."""
     addresses = [(collection_of(leaf, there) or "", there.path) for leaf, there in pairs]
     values = [there.leaves.get(a[0]) for a, (_, there) in zip(addresses, pairs, strict=True)]
     if None in values:

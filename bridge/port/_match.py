@@ -209,7 +209,7 @@ class Matcher:
             self._stacked(stack_of_list(node, found, context))
 
     def _stacked_nnx(self, node: NNXNode, scope: LinenNode, name: str, context: Context) -> None:
-        """A stacked module whose layers Linen has one by one as `layers_0`, `layers_1` …."""
+        """A stacked module; Linen has its layers one by one as `layers_0`, `layers_1` …."""
         found: list[LinenNode] = []
         while next_one := scope.children.get(f"{name}_{len(found)}"):
             if not self._settled.is_free(next_one, context):
@@ -261,7 +261,7 @@ class Matcher:
         return not found.mis_shaped and wanted <= linked and scope.below.keys() <= used
 
     def _norm(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
-        """`SpectralNorm` and `WeightNorm`, whose layer Linen may keep beside them."""
+        """`SpectralNorm` and `WeightNorm`; Linen may keep their layer beside them."""
         slashed = [name for name in scope.children if "/" in name]
         layer = slashed[0].partition("/")[0] if slashed else "layer_instance"
         beside = scope.parent.children.get(layer) if scope.parent else None

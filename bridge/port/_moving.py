@@ -30,7 +30,7 @@ def to_nnx(correspondence: Correspondence, values: Mapping[Address, Any]) -> dic
       values: arrays for some or all Linen leaves.
 
     Returns:
-      A value for every NNX leaf whose sources are there. Linen leaves without a place are left out.
+      A value for every NNX leaf with all of its sources. Linen leaves without a place are left out.
 
     Raises:
       PortError: only some of the sources of a leaf are there, or an array has not the shape of its
@@ -43,7 +43,7 @@ def to_linen(correspondence: Correspondence, values: Mapping[Path, Any]) -> dict
     """Linen values by address from NNX values by path; the inverse of `to_nnx`.
 
     Returns:
-      A value for every Linen leaf whose sources are there, and zeros for those that only Linen has.
+      A value for every Linen leaf with all of its sources, and zeros for those that only Linen has.
     """
     moved = _moved(correspondence, values, to_nnx=False)
     for address in (piece.linen for piece in correspondence.zero_pieces()):
@@ -61,7 +61,7 @@ def is_zero(value: Any) -> bool:
 
 
 def is_other(value: Any, known: Any) -> bool:
-    """Whether two arrays whose values this process knows are not the same."""
+    """Whether two arrays differ, as far as this process knows their values."""
     both = value, known
     if value is known or known is None or any(map(is_unknown, both)):
         return False

@@ -96,7 +96,7 @@ class Orders(NamedTuple):
         return min((rank for rank in ranks if rank is not None), default=None)
 
     def axes(self, node: NNXNode, scope: LinenNode) -> Iterator[tuple[int, str]]:
-        """(the axis on which a scan takes a stack apart, the library whose trace shows it)."""
+        """(the axis on which a scan takes a stack apart, the library that shows it)."""
         for item, library in ((scope, "Linen"), (node, "NNX")):
             layers = self._of(item).layers
             found = [(layers.get(key), value) for key, value in item.below.items()]
@@ -127,7 +127,7 @@ class Orders(NamedTuple):
     def around(
         self, item: NNXNode | LinenNode, anchors: Sequence[tuple[Path, Address]]
     ) -> Surroundings:
-        """The pairs of leaves whose results a module needs, and those that need its own."""
+        """The pairs of leaves with results that a module needs, and those that need its own."""
         order, (used, needed) = self._of(item), self._bits(item)
         own = [pair[0] if isinstance(item, NNXNode) else pair[1] for pair in anchors]
         ranks = [order.ranks.get(anchor) for anchor in own]

@@ -129,7 +129,7 @@ class _Left:
         ]
 
     def of_stacks(self) -> Iterator[Refit]:
-        """Stacks of one side alone, whose layers are laid out otherwise."""
+        """Stacks of only one side, with layers in another layout."""
         for stack, evidence in self._stacks:
             layers = stack.layers
             scope, node, context = layers[0][:3]

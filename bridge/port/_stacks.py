@@ -50,7 +50,7 @@ def open_stacks(place: Place, *, automatic: bool = False) -> list[Stack]:
 
     Args:
       place: the two nodes.
-      automatic: whether also layers whose numbers are those of automatic names.
+      automatic: whether also layers with the numbers of automatic names.
 
     Returns:
       All that fit.
@@ -113,7 +113,7 @@ def _fitting(stack: Stack) -> Iterator[Stack]:
 
 
 def numbered_scopes(scopes: Iterable[LinenNode]) -> Iterator[list[LinenNode]]:
-    """Scopes whose names count up, and may be the layers of a stack in that order."""
+    """Scopes with names that count up; they may be the layers of a stack in that order."""
     by_text = {scope.text: scope for scope in scopes}
     for own in families(by_text).values():
         numbers = sequence(own)

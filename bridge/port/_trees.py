@@ -143,7 +143,7 @@ class LinenNode(_Node):
 
 
 class InCollection(NamedTuple):
-    """The key of a leaf inside a `ToNNX` whose Linen path has more than this leaf."""
+    """The key of a leaf inside a `ToNNX`, where several collections have its Linen path."""
 
     collection: str
 
@@ -178,7 +178,7 @@ class NNXNode(_Node):
 
     @property
     def list_items(self) -> list[NNXNode]:
-        """The items of a list in their order; none of anything else."""
+        """The items of a list in their order; empty for anything else."""
         is_list = self.is_container and all(isinstance(key, int) for key in self.children)
         return [self.children[key] for key in sorted(self.children)] if is_list else []
 

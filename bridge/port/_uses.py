@@ -38,10 +38,10 @@ class Order(NamedTuple):
 
     Attributes:
       ranks: a rank for each leaf that is used.
-      after: for each leaf that meets the inputs, the ranks of the leaves, as the bits `bit_of`,
-        whose results the first such equation needs.
+      after: for each leaf that meets the inputs, which leaves have results that the first such
+      equation needs: their ranks, as the bits `bit_of`.
       layers: for each leaf that a scan takes apart, the axis on which its layers are stacked.
-      backwards: the leaves whose last layer the scan takes first.
+      backwards: the leaves that a scan takes from the last layer on.
       summed: for each leaf in a product of matrices, the axes over which the first one sums.
       products: for each such leaf, the sizes of the axes into which the last one of the product is
         taken apart, if it is.
@@ -83,7 +83,7 @@ class _Value(NamedTuple):
     Attributes:
       leaf: the key of the leaf that the value is, in any layout.
       axes: which of the leaf's axes each axis of the value is; None if that is not known.
-      product: the key of the leaf whose product it is, also behind a bias and a cast.
+      product: the key of the leaf that it is a product of, also behind a bias and a cast.
       needs: the ranks, as bits, of the leaves that it was computed with.
     """
 
@@ -140,7 +140,7 @@ class _Reader:
         return _Value(product=product, needs=self._use(operands))
 
     def _multiply(self, equation: Any, operands: Sequence[_Value]) -> Any:
-        """Notes over which axes a product sums; returns the leaf whose last axes it has."""
+        """Notes over which axes a product sums; returns the leaf that its last axes come from."""
         summed, _ = equation.params["dimension_numbers"]
         for each, own in zip(operands, summed, strict=True):
             if each.axes is not None:

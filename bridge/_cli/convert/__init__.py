@@ -87,8 +87,8 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--source-model",
         metavar="TARGET",
-        help="the model that wrote CHECKPOINT: an NNX one whose layers have to be known, as for"
-        " fused gates; a Linen one that --suggest traces beside --model",
+        help="the model that wrote CHECKPOINT: an NNX model if its layers have to be known, as for"
+        " fused gates; a Linen model if --suggest is to trace it beside --model",
     )
     _command.add_call(parser)
     parser.add_argument(

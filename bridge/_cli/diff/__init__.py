@@ -72,7 +72,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="TARGET",
         help="the NNX model that the one of the two that is Linen's is converted for",
     )
-    # As for `convert`, whose conversion is made for `--model`.
+    # As for `convert`, because `--model` needs its conversion.
     parser.set_defaults(source_model=None)
     _command.add_within(parser, of=", in both")
     _command.add_within(parser, "--a-within", of=", in A alone")

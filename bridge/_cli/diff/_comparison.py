@@ -15,7 +15,7 @@ from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import is_key, to_bits
 from bridge.parity._numbers import distances, widened
 
-# Kinds of dtype whose elements are not numbers: texts, dates and objects.
+# Kinds of dtype that are not numbers: texts, dates and objects.
 _NO_NUMBERS = "OSUMm"
 
 

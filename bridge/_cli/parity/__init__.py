@@ -18,8 +18,8 @@ first, with --rules for what has another name. --suggest prints the rules that t
 as convert does.
 
 Inputs are those that A gives, or --input: random numbers of that shape, 0 or 1 for integers. A
-model whose call does not take a --kwarg runs without it. What is set more rarely, such as the size
-of a named axis, is a field of bridge.parity.Options.
+model that does not take a --kwarg runs without it. Further settings, such as the size of a named
+axis, are fields of bridge.parity.Options.
 
 The models run as in evaluation, where a dropout that one of them lacks or another rate changes no
 number. Such differences of static fields are listed and do not fail the check, unless --sections

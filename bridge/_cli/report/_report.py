@@ -46,7 +46,7 @@ def reported(arguments: argparse.Namespace) -> Result:
     """Makes the model, looks at it, and writes the page that `--html` asks for.
 
     Raises:
-        InputError: TARGET gives no model, or one whose share `--min-migrated` cannot be known.
+        InputError: TARGET gives no model, or the share for `--min-migrated` is not known.
     """
     root = tree(arguments.target, arguments)
     document = document_of(arguments.target, root)
