@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
 from flax import nnx
 
 from bridge import port
 from bridge._conversion.convert import linen_to_nnx
 from bridge._conversion.neutral import Address, Path
-from bridge._errors import PortError, path_text
+from bridge._errors import path_text
 
 from ._models import Model
 from ._numbers import is_comparable
@@ -37,7 +36,6 @@ class Layouts:
       stacks_in_b: the same for layers that are stacked in `b`, with the paths of `a`.
       reshaped: the paths of the layers of `a` with values of another shape in `b`.
       plan: the port plan that says so, None if both models have the same layout.
-      problem: why values cannot be converted at all, empty if they can.
     """
 
     convert: Callable[[AddressedValues], AddressedValues]
@@ -47,7 +45,6 @@ class Layouts:
     stacks_in_b: Stacks = dataclasses.field(default_factory=dict)
     reshaped: frozenset[LayerPath] = frozenset()
     plan: Any = None
-    problem: str = ""
 
     def path_in_b(self, path: LayerPath) -> LayerPath | None:
         """The path in `b` of a layer of `a`, None if it is not known."""
@@ -98,10 +95,12 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
         # What is not an array, such as metadata in a collection of its own, has no sources.
         return {x: v for x, v in converted.items() if given.issuperset(sources.get(x, ()))}
 
-    try:
-        sources = _sources(whole, plan.convert)
-    except PortError as error:
-        return Layouts(lambda values: {}, {}, {}, plan=plan, problem=str(error))
+    order = {address: number for number, address in enumerate(whole)}
+    sources = {
+        as_text(target): tuple(map(as_text, sorted(found, key=order.__getitem__)))
+        for target, found in plan.sources.items()
+        if whole.keys() >= {*found}
+    }
     pairs = [(source[1], own[1]) for own, found in sources.items() for source in found]
     back = [(path_b, path_a) for path_a, path_b in pairs]
     shapes, others = ({as_text(x): leaf.value for x, leaf in m.values.items()} for m in (a, b))
@@ -128,24 +127,6 @@ def as_text(address: Address) -> Address:
 def by_text(values: Mapping[Address, Any]) -> AddressedValues:
     """Values by `as_text` of their address."""
     return {as_text(address): value for address, value in values.items()}
-
-
-def _sources(
-    whole: AddressedValues, convert: Callable[[AddressedValues], AddressedValues]
-) -> dict[Address, tuple[Address, ...]]:
-    """Where each value of `b` comes from: numbers are converted in the place of the values."""
-    # From 1, because a value that must be zero comes back as zeros.
-    addresses = dict(enumerate(whole, 1))
-    numbered: AddressedValues = {
-        # These take no memory.
-        address: np.broadcast_to(np.int32(number), whole[address].shape)
-        for number, address in addresses.items()
-    }
-    converted = {x: np.unique(np.asarray(v)).tolist() for x, v in convert(numbered).items()}
-    return {
-        address: tuple(as_text(addresses[number]) for number in numbers if number)
-        for address, numbers in by_text(converted).items()
-    }
 
 
 def _layer_paths(pairs: Sequence[tuple[LayerPath, LayerPath]]) -> dict[LayerPath, LayerPath]:

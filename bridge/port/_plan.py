@@ -11,7 +11,7 @@ from flax import nnx
 
 from bridge._conversion import linen_leaves
 from bridge._conversion.collections import STATIC
-from bridge._conversion.neutral import Path
+from bridge._conversion.neutral import Address, Path
 from bridge._errors import ConversionError, PortError, mapping_error
 from bridge._rules.rules import table_of
 from bridge._types import ModelTree
@@ -180,6 +180,23 @@ class Plan:
             leaves = self._found.nnx_leaves
             return {(leaves[path].collection or "", path): value for path, value in moved.items()}
         return dict(_moving.to_linen(self._found, _moving.nnx_values(tree)))
+
+    @property
+    def sources(self) -> dict[Address, tuple[Address, ...]]:
+        """The leaves that make up each leaf of the target, by (collection, path).
+
+        None for a leaf that is zero because the source has no place for it.
+        """
+        leaves = self._found.nnx_leaves
+        found: dict[Address, dict[Address, None]] = {}
+        for piece in self._found.pieces:
+            path = piece.nnx
+            nnx = None if path is None else (leaves[path].collection or "", path)
+            source, target = (piece.linen, nnx) if self.to_nnx else (nnx, piece.linen)
+            if target is not None:
+                own = found.setdefault(target, {})
+                own |= {} if source is None else {source: None}
+        return {target: tuple(own) for target, own in found.items()}
 
     def apply_optimizer(self, source: object, target: T) -> T:
         """Moves optimizer state and step as the parameters are moved: all of it, or nothing.

@@ -839,3 +839,12 @@ def test_plans_work_in_every_mode_of_nnx(graph, variables_are):
         assert exact(port.plan(model, variables).apply()) == exact(variables)
         actual = model(X)
     np.testing.assert_array_equal(actual, nn.Dense(3).apply(variables, X))
+
+
+def test_a_plan_tells_which_leaves_make_up_another():
+    variables = {"params": {name: {"kernel": jnp.ones((2, 3))} for name in "qk"}}
+    model = nnx.Dict(qk=nnx.Linear(2, 6, use_bias=False, rngs=nnx.Rngs(0)))
+    plan = port.plan(variables, model, {"{q,k}": "qk"})
+    whole, parts = ("params", ("qk", "kernel")), [("params", (name, "kernel")) for name in "qk"]
+    assert plan.sources == {whole: tuple(parts)}
+    assert plan.inverse().sources == dict.fromkeys(parts, (whole,))
