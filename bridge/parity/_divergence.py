@@ -146,22 +146,26 @@ class Layers:
             # What comes in reshaped may go out reshaped, and be the same for all that.
             leaves = [c for c in leaves if c.is_of_one_shape]
         output, inputs = worst(leaves), worst(of_one_shape or given)
+        inputs_agree = inputs is None or inputs.ok
+        if not inputs_agree and not self._before and not self._is_settled():
+            # The first call with different inputs shows where a fault lies.
+            self._before = place
         if output is None:
             self.not_comparable += bool(x.outputs or y.outputs)
-            self._note_inputs(place, inputs)
             return
         found = Divergence(
             place, x.path, y.path, x.nth, (x.module, y.module), len(self.compared), inputs, output,
             self._after, fields=fields, drops=(x.drops, y.drops),
         )  # fmt: skip
-        self._note_inputs(place, inputs)
-        self._note_growth(found)
-        if not output.ok and not self._is_settled():
+        agrees = output.ok
+        if output.verdict != "bitwise" and inputs_agree:
+            self._note_growth(found, agrees)
+        if not agrees and not self._is_settled():
             # If there is no better one, report the first.
             self.first = found if self.first is None or found.inputs_agree else self.first
             if self.first.inputs_agree and self._origin and self._origin[1] is not self.first:
                 self.first = dataclasses.replace(self._origin[1], leaves_tolerance=place)
-        elif output.ok and self.first is None:
+        elif agrees and self.first is None:
             self._after = place
         if output.verdict == "close" and (inputs is None or inputs.verdict == "bitwise"):
             self._inexact.append(found)
@@ -169,23 +173,23 @@ class Layers:
             self.nan_from = place
         self.compared.append(output)
 
-    def _note_inputs(self, place: str, inputs: Compared | None) -> None:
-        """Remembers the first call with different inputs, which shows where a fault lies."""
-        differ = inputs is not None and not inputs.ok
-        if differ and not self._before and not self._is_settled():
-            self._before = place
-
-    def _note_growth(self, call: Divergence) -> None:
+    def _note_growth(self, call: Divergence, agrees: bool) -> None:
         """Remembers the call whose output is the most times further apart than what goes into it.
 
-        What goes into a layer is its inputs, and what the layers in it return. What is within the
-        rounding of its dtype counts as rounding.
+        What goes into a layer is its inputs, what the layers in it return, and rounding.
         """
-        apart, inside = _apart(call.output), self._inside.get(call.path, 0.0)
-        growth = apart / max(_apart(call.inputs), inside, _rounding(call.output))
-        if call.inputs_agree and (self._origin is None or growth > self._origin[0]):
+        found, most = call.output.max_rel, sys.float_info.max
+        # Another shape or dtype is further than any distance.
+        is_other = found is None or (not agrees and len({*call.output.dtypes}) > 1)
+        apart = most if is_other else min(found or 0.0, most)
+        given = (call.inputs and call.inputs.max_rel) or 0.0
+        names = [name for name in call.output.dtypes if name and jnp.issubdtype(name, jnp.inexact)]
+        rounding = [float(jnp.finfo(name).eps) for name in names]
+        inside = self._inside.get(call.path, 0.0)
+        growth = apart / max(given, inside, sys.float_info.min, *rounding)
+        if self._origin is None or growth > self._origin[0]:
             self._origin = growth, call
-        if call.output.ok:
+        if agrees:
             for length in range(len(call.path)):
                 above = call.path[:length]
                 self._inside[above] = max(apart, self._inside.get(above, 0.0))
@@ -194,7 +198,8 @@ class Layers:
         return self.first is not None and self.first.inputs_agree
 
     def _fields_of(self, x: LayerCall, y: LayerCall) -> tuple[FieldDifference, ...]:
-        same_dtypes = _dtypes(x.outputs) == _dtypes(y.outputs)
+        dtypes = [[str(v.dtype) for v in call.outputs.values()] for call in (x, y)]
+        same_dtypes = dtypes[0] == dtypes[1]
         fields = field_differences((x.layer, y.layer), x.fields, y.fields, same_dtypes=same_dtypes)
         found = tuple(fields)
         place = _layer(x, y)
@@ -208,19 +213,6 @@ class Layers:
         if not names:
             names = list(zip(a, b, strict=False))
         return [compare(place, a[x], b[y], self._table, dtypes=self._dtypes) for x, y in names]
-
-
-def _apart(c: Compared | None) -> float:
-    """How far two arrays are apart, relative to their size."""
-    if c is None or c.verdict == "bitwise":
-        return 0.0
-    return sys.float_info.max if c.max_rel is None else min(c.max_rel, sys.float_info.max)
-
-
-def _rounding(c: Compared) -> float:
-    """The distance of neighbouring numbers of the dtype; what is not a float has no rounding."""
-    names = [name for name in c.dtypes if name and jnp.issubdtype(name, jnp.inexact)]
-    return max([sys.float_info.min, *(float(jnp.finfo(name).eps) for name in names)])
 
 
 def _in_shapes_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,10 +272,6 @@ def _layer(a: LayerCall, b: LayerCall) -> str:
 def _text(call: LayerCall) -> str:
     method = "" if call.method == "__call__" else f".{call.method}"
     return ("/".join(call.path) or "the model itself") + method
-
-
-def _dtypes(values: Mapping[str, Any]) -> list[str]:
-    return [str(value.dtype) for value in values.values()]
 
 
 def _has_nan(*sides: Mapping[str, Any]) -> bool:

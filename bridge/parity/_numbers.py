@@ -156,6 +156,11 @@ def _compare(
     scale = max(magnitude(x), floor)
     within = max_abs <= tolerance.rtol * scale + tolerance.atol
     count = int(np.sum(np.isinf(apart)))
+    elements = [side[worst].item() for side in (x, y)] if apart.size else []
+    values: Any = tuple(map(_show, elements))
+    if len({*values}) == 1:
+        # The same in six digits.
+        values = tuple(_show(each, 9) for each in elements)
     notes = [f"{count} non-finite on one side or otherwise"] if count else []
     if other_dtype:
         notes.append("another dtype")
@@ -165,7 +170,7 @@ def _compare(
         max_abs=max_abs,
         max_rel=0.0 if max_abs == 0 else (max_abs / scale if scale else float("inf")),
         index=tuple(int(i) for i in worst),
-        values=_show_both(x[worst].item(), y[worst].item()) if apart.size else None,
+        values=values if apart.size else None,
         note=", ".join(notes),
         **about,
     )
@@ -267,12 +272,6 @@ def _tolerance(value: Any, table: Mapping[str, Tolerance]) -> Tolerance:
 
 def _kind(value: Any) -> str:
     return f"an array {value.dtype}{list(value.shape)}" if is_comparable(value) else _show(value)
-
-
-def _show_both(x: Any, y: Any) -> tuple[str, str]:
-    """Two numbers, with so many digits that they are not the same."""
-    shown = _show(x), _show(y)
-    return (_show(x, 9), _show(y, 9)) if shown[0] == shown[1] else shown
 
 
 def _show(value: Any, digits: int = 6) -> str:

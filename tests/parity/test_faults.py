@@ -147,9 +147,9 @@ def test_another_epsilon_is_seen_by_the_layers_and_not_by_the_weights(linen, nat
 class Amplifying(nnx.Module):
     """A norm, and a layer that takes away most of what the norm returns for one input."""
 
-    def __init__(self, epsilon=1e-6, weight=1.0):
+    def __init__(self, epsilon=1e-6, weight=1.0, dtype=None):
         self.norm = nnx.LayerNorm(4, epsilon=epsilon, rngs=nnx.Rngs(0))
-        self.out = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+        self.out = nnx.Linear(4, 4, dtype=dtype, rngs=nnx.Rngs(0))
         self.out.kernel[...] = jnp.eye(4).at[0, 0].set(weight)
         self.out.bias[...] = -0.9 * jnp.asarray(ROW) / np.std(ROW)
 
@@ -166,6 +166,7 @@ ROW = np.asarray([-1.5, -0.5, 0.5, 1.5], np.float32)
         # The norm stays within tolerance, and the layer behind it does not.
         ({"epsilon": 1e-5}, "norm", "out"),
         ({"epsilon": 1.01e-6, "weight": 1.01}, "out", ""),
+        ({"epsilon": 1.2e-6, "dtype": jnp.float16}, "out", ""),
     ],
 )
 def test_the_layer_at_fault_is_the_one_whose_inputs_do_not_explain_it(faults, layer, leaves):
