@@ -202,7 +202,7 @@ def _with_collections(contents: CheckpointContents) -> Neutral:
     if not contents.has_collections:
         raise InputError(
             "CHECKPOINT",
-            "an NNX state by path, which does not tell the collections of its leaves",
+            "an NNX state by path, which does not record the collections of its leaves",
             "Linen variables, or a Linen model for which they are converted",
             "give a Linen --model, --layout linen if they are parameters, or --within KEYS if the"
             " variables lie deeper",

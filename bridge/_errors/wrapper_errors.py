@@ -175,7 +175,7 @@ class MismatchError(
         lines = misfits(self.missing, self.mis_shaped)
         lines += [f"{path}: not in the module" for path in self.unknown]
         if {path for path, _ in self.missing} & {f"params/{path}" for path in self.unknown}:
-            remedy = "These seem to be parameters alone; give them as {'params': …}."
+            remedy = "These seem to be only the parameters; pass them as {'params': …}."
         elif moved := _in_another_collection(self.missing, self.unknown):
             wanted, found = moved
             remedy = (

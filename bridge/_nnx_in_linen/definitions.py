@@ -90,7 +90,7 @@ def without_tracers(
         raise InvalidModuleError(
             f"init of {where} in a JAX transform",
             next(iter(dependent.values()))[0],
-            "a constructor that keeps what it makes of keys and inputs as state",
+            "a constructor that keeps arrays made from keys and inputs as state",
             f"held by {listed('/'.join(map(str, path)) for path in dependent)}, which is static:"
             " a function or a plain object, for example. Keep the value as an attribute of a"
             " module or in a Variable, or call init outside of the transform",

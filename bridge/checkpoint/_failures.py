@@ -73,7 +73,7 @@ def agreed(path: object, failure: str = "could not restore") -> Iterator[None]:
                 raise CheckpointError(
                     f"processes {[i for i, bad in enumerate(failed) if bad]} {failure}",
                     path,
-                    "Their errors tell why. Nothing was changed in memory.",
+                    "Their errors say why. Nothing was changed in memory.",
                 )
 
 

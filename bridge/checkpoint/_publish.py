@@ -151,9 +151,9 @@ class _Publication:
         except OSError:
             left = [os.fspath(p) for p in (self._old, self._new) if os.path.lexists(p)]
             raise CheckpointError(
-                "the last step of a save failed, and could not be taken back, at",
+                "the last step of a save failed and could not be undone, at",
                 self._path,
-                f"Complete are what was there and the new checkpoint, in {' and '.join(left)}."
+                f"The old and the new checkpoint are complete, in {' and '.join(left)}."
                 " Rename one of them.",
             ) from error
 
@@ -170,7 +170,7 @@ class _Publication:
             raise CheckpointError(
                 "the new checkpoint is complete at",
                 self._path,
-                f"What it replaces could not be deleted, and lies in {self._place}: {problem}.",
+                f"The old checkpoint could not be deleted, and lies in {self._place}: {problem}.",
             )
 
 

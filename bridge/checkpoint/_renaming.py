@@ -286,7 +286,7 @@ def _check_told(rules: list[OneWay], to_nnx: bool) -> None:
     if open_rules:
         raise RulesError(
             open_rules,
-            "rules of which shapes tell the result, as there is no model",
+            "rules with a result that the shapes determine, because there is no model",
             "give --model to convert, or use bridge.port",
         )
 

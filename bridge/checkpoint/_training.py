@@ -82,7 +82,7 @@ def linen_state(tree: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
             raise CheckpointError(
                 f"the tree {name!r} is one of NNX, for which there is no place in the layout",
                 "'linen'",
-                "Of NNX, only a model and its nnx.Optimizer are written so.",
+                "From NNX, this layout takes only a model and its nnx.Optimizer.",
             )
         if taken := own.keys() & state.keys():
             raise CheckpointError(f"there are two trees called {sorted(taken)} in", "", "")
