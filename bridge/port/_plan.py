@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flax import linen as nn
 from flax import nnx
@@ -27,11 +27,13 @@ from ._trees import linen_nodes, linen_text, nnx_nodes, nnx_text
 from ._writing import linen_variables, write_nnx
 
 T = TypeVar("T")
+Target = TypeVar("Target", bound=ModelTree, covariant=True)
+TargetTree = TypeVar("TargetTree", bound=ModelTree)
 
 _NNX = nnx.Pytree | nnx.State
 
 
-class Plan:
+class Plan(Generic[Target]):
     """The pairs of leaves of Linen variables and an NNX model, and the problems with them.
 
     Made by `plan`. A plan reads and writes nothing until `apply`.
@@ -123,13 +125,13 @@ class Plan:
             raise _not_clean(self.problems)
         return renames_of(self._found)
 
-    def inverse(self) -> Plan:
+    def inverse(self) -> Plan[Any]:
         """The plan of the other direction, from the target of this plan to its source."""
         return Plan(
             self._found, self._variables, self._model, self.left_alone, to_nnx=not self.to_nnx
         )
 
-    def apply(self) -> Any:
+    def apply(self) -> Target:
         """Moves the values: all of them, or none.
 
         Returns:
@@ -147,7 +149,8 @@ class Plan:
         if self.to_nnx:
             write_nnx(self._found)
             return self._model
-        return linen_variables(self._found, self._variables)
+        moved: Any = linen_variables(self._found, self._variables)
+        return moved
 
     def _check_variables(self) -> None:
         """Raises if the model has other Variables than the plan moves."""
@@ -234,7 +237,9 @@ class Plan:
         return tuple(self._variables)
 
 
-def plan(source: ModelTree, target: ModelTree, rules: Mapping[str, str] | None = None) -> Plan:
+def plan(
+    source: ModelTree, target: TargetTree, rules: Mapping[str, str] | None = None
+) -> Plan[TargetTree]:
     r"""Plans how to move the values of one model into its re-implementation.
 
     Flax's own layers are matched by rules of their own, and everything else by name. A module with

@@ -61,7 +61,7 @@ class Suggestions:
       plan: the plan that the rules make; `plan.ok` says whether they are all that it needs.
     """
 
-    def __init__(self, proposals: tuple[Proposal, ...], made: Plan, own: Mapping[str, str]):
+    def __init__(self, proposals: tuple[Proposal, ...], made: Plan[Any], own: Mapping[str, str]):
         self.proposals = proposals
         self.plan = made
         self._own = dict(own)
