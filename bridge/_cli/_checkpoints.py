@@ -99,7 +99,7 @@ def read(path: str, within: tuple[str, ...] = (), given: str | None = None) -> C
     if layout.layout != "nnx":
         variables = checkpoint.restore(path, within=within, layout=given)
         return CheckpointContents(layout, linen_leaves.from_variables(variables))
-    # Restoring takes a target where there are no collections; leaves are matched by path alone.
+    # Restoring takes a target where there are no collections; leaves are matched only by path.
     like = {leaf.path: _abstract(leaf.dtype, leaf.shape or ()) for leaf in layout.leaves}
     target = {"params": nest(like)}
     restored = linen_leaves.from_variables(

@@ -10,11 +10,11 @@ from bridge._cli import _command
 _DESCRIPTION = """\
 Reads a checkpoint of any layout and writes its weights to OUT.
 
-With --model OUT is for that model, of Linen or NNX, as bridge.port.plan does it: Flax's own layers
-are matched by rules of their own (fused gates, stacked layers), the rest by name, and every leaf
-has to have its place. With --rules alone, Linen's paths become NNX's or the other way round, as for
-bridge.checkpoint.restore; rules that reshape or split arrays need --model. Without either, the
-paths stay and the format changes.
+With --model, OUT is for that Linen or NNX model. Leaves are matched as by bridge.port.plan: Flax's
+own layers by rules of their own (fused gates, stacked layers), the rest by name, and every leaf has
+to have its place. With only --rules, Linen paths become NNX paths or the reverse, as in
+bridge.checkpoint.restore; rules that reshape or split arrays need --model. Without either, only the
+format changes.
 
 --rules FILE is TOML:
 
@@ -24,18 +24,19 @@ paths stay and the format changes.
 
 A rule holds for the path that it matches and all below it, in both directions.
 
-RNG state is left out, and so is what is beside the model, such as an optimizer's state and step;
-the command names it. Metadata boxes are kept by --format bridge alone, but for arrays that a rule
-stacks, takes apart or lays out otherwise.
+RNG state is left out, and so are trees beside the model, such as an optimizer's state and step; the
+command names them. Only --format bridge keeps metadata boxes, except those of arrays that a rule
+stacks, unstacks or lays out in another way.
 
---suggest prints the rules that --model needs instead, as Python and as TOML, with what speaks for
-each. They serve both directions, and always with --model: a table for --rules alone is what
-bridge.port.Plan.renames gives. With --input, or the inputs that a TARGET gives, the model is traced
-to see the order of its calls, and with --source-model the one that wrote CHECKPOINT too.
+--suggest writes nothing and prints the rules that --model needs, as Python and as TOML, with the
+evidence for each. They work in both directions, together with --model. For --rules without --model,
+use the table of bridge.port.Plan.renames. With --input, or the inputs that a TARGET gives, the
+model is traced to see the order of its calls; with --source-model, so is the one that wrote
+CHECKPOINT.
 
---overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a
-link, the current directory, CHECKPOINT, or a directory above one of these. A file has to be one of
-safetensors that the bridge wrote. The old one is there until the new one is complete.
+--overwrite replaces only a checkpoint: OUT must not hold any other file, nor be a link, the current
+directory, CHECKPOINT, or a directory above one of these. A file has to be a safetensors file that
+the bridge wrote. The old checkpoint stays until the new one is complete.
 """
 
 _EPILOG = """\
@@ -55,7 +56,7 @@ examples:
   python -m bridge convert linen_checkpoint model.safetensors
 
 The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "written": bool,
-"layout": "linen" | "nnx" (whose paths OUT has), "left_out": [str], "ok": bool,
+"layout": "linen" | "nnx" (of the paths of OUT), "left_out": [str], "ok": bool,
 "entries": [{"kind": str, "source": [str], "target": [str]}]}; with --model it has all that
 bridge.port.Plan.to_json gives.
 """
@@ -82,7 +83,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--suggest",
         action="store_true",
-        help="print the rules that --model needs, with what speaks for each, and write nothing",
+        help="print the rules that --model needs with the evidence, and write nothing",
     )
     parser.add_argument(
         "--source-model",

@@ -10,12 +10,11 @@ from bridge._cli import _command
 _DESCRIPTION = """\
 Compares two checkpoints of any layouts and formats leaf by leaf: paths that only one of them has,
 shapes, dtypes, and the largest absolute and relative difference of values. Leaves are matched by
-collection and path; by path alone if one of the two is an NNX state, which has no collections. RNG
-state is left out unless --rngs is given. What lies beside the model, such as an optimizer's state,
-is named and not compared.
+collection and path, or only by path if one of the two is an NNX state, which has no collections.
+RNG state is left out unless --rngs is given. Trees beside the model, such as an optimizer's state,
+are named and not compared.
 
-With --rules or --model, the one of the two that is Linen's is converted for the other, as by
-convert.
+With --rules or --model, the Linen checkpoint of the two is converted for the other, as by convert.
 """
 
 _EPILOG = """\
@@ -39,7 +38,7 @@ The JSON document is {"schema": "linen-nnx-bridge/diff", "version": 1, "same": b
 "changed": [{"path": str, "what": ["structure" | "shape" | "values" | "dtype"],
 "shapes": [[int] | null, [int] | null], "dtypes": [str | null, str | null],
 "max_abs_difference": number | "inf" | null, "max_relative_difference": likewise,
-"nan_in_one": [int, int]}]}; the last is how many elements are NaN in a alone, and in b alone.
+"nan_in_one": [int, int]}]}; the last is how many elements are NaN only in a, and only in b.
 """
 
 
@@ -75,8 +74,8 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     # As for `convert`, because `--model` needs its conversion.
     parser.set_defaults(source_model=None)
     _command.add_within(parser, of=", in both")
-    _command.add_within(parser, "--a-within", of=", in A alone")
-    _command.add_within(parser, "--b-within", of=", in B alone")
+    _command.add_within(parser, "--a-within", of=", only in A")
+    _command.add_within(parser, "--b-within", of=", only in B")
     _command.add_layout(parser, "--a-layout", "--b-layout")
     _command.add_call(parser)
     _command.add_filter(parser)

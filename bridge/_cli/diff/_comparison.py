@@ -32,7 +32,7 @@ class Difference:
             elements are not numbers, infinity where only one of them is infinite. Elements of
             which only one is NaN have no difference; `nan` counts them.
         max_rel: the largest of |a - b| / |b|, likewise; infinity where only b is zero.
-        nan: how many elements are NaN in the first one alone, and in the second alone.
+        nan: how many elements are NaN only in the first one, and only in the second.
     """
 
     path: Path

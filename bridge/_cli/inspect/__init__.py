@@ -8,9 +8,8 @@ from typing import Any
 from bridge._cli import _command
 
 _DESCRIPTION = """\
-Tells the layout of a checkpoint, and lists its leaves. No array is read, but from a single file.
-With --verify all arrays are read and compared with the digests that bridge.checkpoint saved with
-them.
+Shows the layout of a checkpoint and lists its leaves. Arrays are only read from a single file. With
+--verify all arrays are read and compared with the digests that bridge.checkpoint saved with them.
 
 layouts:
   bridge  written by bridge.checkpoint: Linen programs and NNX programs read it alike
@@ -22,10 +21,10 @@ formats:
   msgpack  a file that flax.serialization wrote
   safetensors, npz  a file of arrays by name; the keys of a path are joined by / or by dots
 
-A file of parameters alone, such as to_bytes(state.params), is read as Linen's; --layout nnx reads
-it as an NNX state. Files of safetensors and npz by convert say what they are. "latest" in the
-place of a step is the newest one of a CheckpointManager or of flax.training.checkpoints; an item
-of the step may follow, as in manager/latest/params.
+A file that holds only parameters, such as to_bytes(state.params), is read as Linen parameters;
+--layout nnx reads it as an NNX state. The safetensors files of convert record their layout.
+"latest" in place of a step is the newest one of a CheckpointManager or of
+flax.training.checkpoints; an item of the step may follow, as in manager/latest/params.
 """
 
 _EPILOG = """\

@@ -12,18 +12,18 @@ Compares two models with the same weights, as bridge.parity.check does: weights,
 of every layer, gradients, updated state and partition specs. It names the first layer that differs.
 
 A and B are TARGETs, as in report: package.module:name or path/to/file.py:name. Here they are made
-with values. A Linen model's variables are those under the key "variables" of the dict that TARGET
-returns, else what its init gives. With --port, B gets the values of A by bridge.port
-first, with --rules for what has another name. --suggest prints the rules that this needs instead,
-as convert does.
+with values. The variables of a Linen model are those under the key "variables" of the dict that
+TARGET returns, or else those of its init. With --port, B first gets the values of A by bridge.port,
+with --rules for leaves with other names. --suggest only prints the rules that this needs, as
+convert does.
 
 Inputs are those that A gives, or --input: random numbers of that shape, 0 or 1 for integers. A
 model that does not take a --kwarg runs without it. Further settings, such as the size of a named
 axis, are fields of bridge.parity.Options.
 
-The models run as in evaluation, where a dropout that one of them lacks or another rate changes no
-number. Such differences of static fields are listed and do not fail the check, unless --sections
-names them: --sections outputs,layers,fields.
+The models run as in evaluation, where a missing dropout or another rate changes no number. Such
+differences of static fields are listed and do not fail the check, unless --sections names them:
+--sections outputs,layers,fields.
 """
 
 _EPILOG = """\
@@ -66,7 +66,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--suggest",
         action="store_true",
-        help="print the rules that --port needs, with what speaks for each, and compare nothing",
+        help="print the rules that --port needs with the evidence, and compare nothing",
     )
     parser.add_argument("--train", action="store_true", help="run both models as in training")
     parser.add_argument(

@@ -8,10 +8,10 @@ from typing import Any
 from bridge._cli import _command
 
 _DESCRIPTION = """\
-Shows every module of a model, across each ToNNX and ToLinen in it (those of flax.nnx.bridge too):
-its class and where that is defined, whether it is Linen, NNX or wrapped, its parameters, and the
-NNX class that stands for a Linen layer of Flax's. Then the migrated share: how much of the model is
-written in NNX, wrapped in a ToLinen or not.
+Shows every module of a model, including those inside each ToNNX and ToLinen (and those of
+flax.nnx.bridge): its class and where that is defined, whether it is Linen, NNX or wrapped, its
+parameters, and the NNX counterpart of a Linen layer of Flax. Then it shows the migrated share: how
+much of the model is written in NNX, wrapped in a ToLinen or not.
 
 TARGET is package.module:name or path/to/file.py:name. The name is a model, or a function or module
 class that is called without arguments (an argument rngs is passed) and gives

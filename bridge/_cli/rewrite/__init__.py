@@ -9,20 +9,19 @@ from bridge._cli import _command
 
 _DESCRIPTION = """\
 Reads the source of a Linen model, runs the model once without computing anything, writes the same
-model in NNX, gives both the same random weights and compares them. What cannot be rewritten stays
-Linen inside bridge.ToNNX, with the reason. By default nothing is written: the diff, the level of
-each class and the proof are shown.
+model in NNX, gives both the same random weights and compares them. A class or layer that cannot be
+rewritten stays Linen inside bridge.ToNNX, with the reason. By default no file is written: the
+command shows the diff, the level of each class and the proof.
 
-TARGET is package.module:name or path/to/file.py:name, as in report. With --discover a command of
-your own, such as that of the tests, stands in its place behind --. It runs once, and each outermost
-Linen model of this folder that it calls is rewritten, all of them in one run; it may take any time,
-and nothing is used of it if it fails.
+TARGET is package.module:name or path/to/file.py:name, as in report. With --discover, give a command
+behind -- instead, such as that of your tests. It runs once, however long it takes, and each
+outermost Linen model of this folder that it calls is rewritten. If the command fails, nothing is.
 
-New files are put beside the
-old ones: models_nnx.py, and models_nnx.rules.toml for convert, parity and bridge.port. --in-place
-changes the old files instead, all of them or none. It refuses, with every reason, while a class of
-these files stays Linen or needs review, or the rest of the package makes one or calls its init or
-apply; --by-hand names the files where you change that yourself.
+New files are put beside the old ones: models_nnx.py, and models_nnx.rules.toml for convert, parity
+and bridge.port. --in-place changes the old files instead, all of them or none. It refuses, with
+every reason, while a class of these files stays Linen or needs review, or while the rest of the
+package makes one or calls its init or apply; --by-hand names the files where you change that
+yourself.
 """
 
 _EPILOG = """\
@@ -90,7 +89,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         "--keep-names", action="store_true", help="keep automatic names such as Dense_0"
     )
     parser.add_argument(
-        "--only", action="append", metavar="CLASS", help="rewrite this class alone; repeatable"
+        "--only", action="append", metavar="CLASS", help="rewrite only this class; repeatable"
     )
     parser.add_argument(
         "--skip", action="append", default=[], metavar="CLASS", help="leave this class Linen"
@@ -133,7 +132,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--fast",
         action="store_true",
-        help="do not compare other values of the fields: every class is proven for these alone",
+        help="do not compare other values of the fields: a class is proven only for these",
     )
     parser.add_argument("--no-diff", action="store_true", help="do not show the diff")
     parser.add_argument(
