@@ -65,6 +65,9 @@ def is_other(value: Any, known: Any) -> bool:
     both = value, known
     if value is known or known is None or any(map(is_unknown, both)):
         return False
+    # A step that donates its state deletes the arrays of the one before.
+    if isinstance(known, jax.Array) and known.is_deleted():
+        return True
     # Reading the shards of other processes is not worth it here.
     if not all(x.is_fully_addressable for x in both if isinstance(x, jax.Array)):
         return False

@@ -194,6 +194,11 @@ def test_a_train_state_of_a_later_step_than_the_plan_is_refused(model, params):
     with pytest.raises(port.PortError, match=r"params/Dense_0/kernel: the plan has other values"):
         plan.apply_optimizer(new, optimizer)
     assert exact(nnx.state(optimizer)) == before
+    donated = jax.tree.map(jnp.copy, params)
+    stale = port.plan({"params": donated}, model)
+    jax.tree.map(lambda x: x.delete(), donated)
+    with pytest.raises(port.PortError, match=r"params/Dense_0/kernel: the plan has other values"):
+        stale.apply_optimizer(new, optimizer)
     # The values count, and not the arrays that hold them.
     plan.apply_optimizer(old.replace(params=jax.tree.map(np.asarray, params)), optimizer)
     port.plan({"params": new.params}, model).apply_optimizer(new, optimizer)
