@@ -764,7 +764,7 @@ def test_parameters_alone_are_guessed_from_what_is_missing():
     module = Autoencoder()
     params = module.init(KEY, X)["params"]
     model = bridge.ToNNX.from_variables(module, params, KEY)
-    with pytest.raises(bridge.MismatchError, match=r"give them as \{'params': …\}"):
+    with pytest.raises(bridge.MismatchError, match=r"pass them as \{'params': …\}"):
         model(X)
 
 
