@@ -36,11 +36,8 @@ from .variables import Unclaimed
 def assign(module: LinenStyle, name: str, value: object) -> None:
     """Sets an attribute of a `bridge.Module`, as Linen does where that differs from NNX.
 
-    Args:
-      module: the module.
-      name: the attribute.
-      value: a submodule of either kind gets the name; one in a list or a dict gets Linen's name for
-        it, such as `layers_0`. A submodule or variable that has its place keeps it.
+    A submodule of either kind gets the name; one in a list or a dict gets Linen's name for it, such
+    as `layers_0`. A submodule or variable that has its place keeps it.
     """
     if is_reserved_name(name) or hasattr(
         inspect.getattr_static(type(module), name, None), "__set__"

@@ -113,11 +113,7 @@ def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
 def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool = False) -> None:
     """Sets an attribute to a value that is not a part, beside a part that lives there unseen.
 
-    Args:
-      module: the module.
-      name: the attribute.
-      value: the value.
-      keeps_part: whether a part that is there stays, though it has been what a read returns.
+    `keeps_part` says whether a part stays that has been what a read returns.
     """
     held = vars(module).get(name)
     if keeps_part or (is_part(held) and name in names_of(module)):
@@ -157,11 +153,8 @@ def names_of(module: nnx.Pytree) -> dict[str, Any]:
 def set_name(module: nnx.Pytree, name: str, structure: object) -> None:
     """Says what a read of an attribute returns.
 
-    Args:
-      module: the module.
-      name: the attribute.
-      structure: a `Ref` or an `Otherwise`, containers with these and values without state in them,
-        or such a value itself.
+    `structure` is a `Ref` or an `Otherwise`, containers with these and values without state in
+    them, or such a value itself.
     """
     names = {**names_of(module), name: structure}
     nnx.Pytree.__setattr__(module, NAMES, tuple(sorted(names.items())))

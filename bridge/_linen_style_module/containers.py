@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 
 class Container(NamedTuple):
-    """A container, taken apart.
-
-    Attributes:
-      keys: the names of the items.
-      items: the items.
-      made_of: makes a frozen container of other items.
-    """
+    """A container, taken apart; `made_of` makes a frozen container of other items."""
 
     keys: Sequence[Any]
     items: Sequence[Any]

@@ -264,7 +264,7 @@ class Declaring(LinenStyle):
 
 
 def _declared(module: LinenStyle, collection: str, name: str, what: str) -> ModuleInCall:
-    """Takes a name for a `param` or `variable`: the record of the module.
+    """Takes a name for a `param` or `variable` and returns the record of the module.
 
     Raises:
       DeclarationError: nothing may be declared now.

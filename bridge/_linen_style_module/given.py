@@ -45,15 +45,9 @@ def install(module: nnx.Pytree, variables: Mapping[str, Any]) -> None:
 
 
 def claim(module: nnx.Pytree, unclaimed: Unclaimed, where: str) -> None:
-    """Gives the Variables at a module's place to the module.
+    """Gives the Variables at a module's place to the module, which may be any NNX module.
 
-    Args:
-      module: a `bridge.Module`, a ToNNX or any other NNX module.
-      unclaimed: the Variables.
-      where: the place, for the error.
-
-    Raises:
-      MismatchError: the module has no place for one, lacks one, or has one of another shape.
+    Raises MismatchError if the module has no place for one, lacks one, or has one of another shape.
     """
     if isinstance(module, LinenHolder):
         for name, value in unclaimed.dicts().items():

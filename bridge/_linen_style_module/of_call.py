@@ -35,13 +35,7 @@ def is_of_call(value: object) -> bool:
 def note_fields(record: ModuleInCall, submodule: nnx.Pytree, name: str) -> None:
     """Notes whether `setup` gives a submodule arrays, or functions that refer to this call.
 
-    Args:
-      record: the module that runs its `setup`.
-      submodule: what that has made.
-      name: the submodule's name.
-
-    Raises:
-      InvalidModuleError: a Linen layer that stays after the call has such a function.
+    Raises InvalidModuleError if a Linen layer that stays after the call has such a function.
     """
     if (
         record.call.is_kept

@@ -214,10 +214,8 @@ class Running(LinenStyle):
 def cloned(module: LinenStyle, memo: dict[int, Any] | None = None, **updates: object) -> Any:
     """A module with the same fields that has no variables yet, as Linen's `clone` makes it.
 
-    Args:
-      module: a `bridge.Module`.
-      memo: the clones that exist already, by the id of the original.
-      **updates: other values for fields.
+    `memo` has the clones that exist already, by the id of the original; `updates` are other values
+    for fields.
     """
     memo = {} if memo is None else memo
 

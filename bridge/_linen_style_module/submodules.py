@@ -61,8 +61,7 @@ def auto_name(record: ModuleInCall, kind: type) -> str:
 def reserve(record: ModuleInCall, name: str, collection: str | None, what: str) -> None:
     """Takes a name of a module; a variable shares it only with those of other collections.
 
-    Raises:
-      NameInUseError: it is taken.
+    Raises NameInUseError if it is taken.
     """
     taken = record.reserved.setdefault(name, set())
     is_taken = None in taken or collection in taken or (collection is None and taken)
@@ -82,16 +81,8 @@ def _is_of_field(module: LinenStyle, name: str) -> bool:
 def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> Any:
     """Gives a submodule its place in a module that is being called.
 
-    Args:
-      record: the module.
-      name: the submodule's name.
-      submodule: any NNX module.
-
-    Returns:
-      The module at that place: this one, or the one of an earlier call if its fields are the same.
-
-    Raises:
-      NameInUseError: something else has the name.
+    Returns the module at that place: this one, or the one of an earlier call if its fields are the
+    same. Raises NameInUseError if something else has the name.
     """
     if record.is_declaring:
         reserve(record, name, None, "submodule")
@@ -138,12 +129,7 @@ def is_mode(module: LinenStyle, name: str) -> bool:
 
 
 def set_modes(node: nnx.Pytree, modes: Mapping[str, Any]) -> None:
-    """Sets modes on one node, as `train()` and `eval()` do; what a field says stays.
-
-    Args:
-      node: an NNX module, or another node.
-      modes: value by name.
-    """
+    """Sets modes on one node, as `train()` and `eval()` do; what a field says stays."""
     for name, value in modes.items():
         if is_lazy(node) and is_mode(node, name):
             put(node, MODES, tuple(sorted({**dict(getattr(node, MODES)), name: value}.items())))
@@ -157,13 +143,7 @@ def set_modes(node: nnx.Pytree, modes: Mapping[str, Any]) -> None:
 def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
     """Makes a module the owner of a submodule, unless the submodule has one.
 
-    Args:
-      record: the module.
-      name: the submodule's name there.
-      submodule: any NNX module.
-
-    Returns:
-      Whether the module is the owner, and the name that of the submodule.
+    Returns whether the module is the owner, and `name` that of the submodule.
     """
     call, path = record.call, (*record.path, name)
     if isinstance(submodule, LinenHolder):
@@ -179,13 +159,7 @@ def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
 
 
 def join_call(record: ModuleInCall, name: str, submodule: nnx.Module) -> None:
-    """Makes a submodule, with all that is below it, part of the call that its parent is part of.
-
-    Args:
-      record: the parent.
-      name: the submodule's name there.
-      submodule: any NNX module.
-    """
+    """Makes a submodule, with all that is below it, part of the call that its parent is part of."""
     own(record, name, submodule)
     found = record.call.find(submodule)
     if found is not None:
@@ -284,13 +258,8 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
     A compact method makes its submodules anew at each call. Variables stay where they are, so a
     call that changes nothing writes nothing, and other references to a submodule stay valid.
 
-    Args:
-      before: the one that holds the variables.
-      fresh: the one with the fields of this call.
-
-    Returns:
-      `before` if its fields are the same, `fresh` as a `view` of it if they are not, None if they
-      are of different kinds.
+    Returns `before`, which holds the variables, if its fields are those of `fresh`; `fresh` as a
+    `view` of it if they are not; None if the two are of different kinds.
     """
     if is_lazy(before) and is_lazy(fresh):
         names = [field.name for field in dataclasses.fields(fresh) if field.init]
@@ -347,10 +316,7 @@ def _is_equal(a: object, b: Any) -> bool:
 def view(before: nnx.Module, fresh: nnx.Module, fields: Collection[str]) -> None:
     """Gives a new module all that an earlier one holds besides its fields.
 
-    Args:
-      before: the earlier module.
-      fresh: the new one; what it has itself comes first.
-      fields: the fields that may differ.
+    What `fresh` has itself comes first; `fields` are the fields that may differ.
     """
     own, held, copied = vars(fresh), vars(before), dict[str, Any]()
     for name, value in held.items():

@@ -146,13 +146,7 @@ def add(module: nnx.Pytree, collection: str, name: str, variable: nnx.Variable[A
 
 
 def made(collection: str, name: str, value: object) -> nnx.Variable[Any]:
-    """A Variable of what an initializer returned: a value, a metadata box, a Variable's metadata.
-
-    Args:
-      collection: the collection.
-      name: the variable's name.
-      value: what the initializer returned.
-    """
+    """A Variable of what an initializer returned: a value, a box, or a Variable's metadata."""
     active = registry.current()
     var_type = active.type_from_name(collection)
     if isinstance(value, nnx.VariableMetadata):

@@ -22,9 +22,6 @@ class _Given:
 
     Linen turns lists and dicts in a module's fields into tuples and FrozenDicts; this is opaque to
     it, and reads as the user gave it, in containers of its own.
-
-    Args:
-      held: the arguments.
     """
 
     def __init__(self, held: Any):
@@ -61,11 +58,7 @@ class GivenKwargs(_Given, Mapping[str, Any]):
 
 
 class Existing:
-    """Stands in for the class of a module that exists: it has a GraphDef and no constructor.
-
-    Args:
-      graphdef: the module's GraphDef.
-    """
+    """Stands in for the class of a module that exists: it has a GraphDef and no constructor."""
 
     def __init__(self, graphdef: StaticGraphDef):
         self.graphdef = graphdef

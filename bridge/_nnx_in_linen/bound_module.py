@@ -31,13 +31,7 @@ from .new_state import Reads, attach
 
 
 class Call(NamedTuple):
-    """A call of a method of an NNX module.
-
-    Attributes:
-      method: as `nnx_method` of `ToLinen`.
-      args: positional arguments.
-      kwargs: keyword arguments.
-    """
+    """A call of a method of an NNX module; `method` is as `nnx_method` of `ToLinen`."""
 
     method: Any
     args: tuple[Any, ...]
@@ -65,15 +59,8 @@ class Call(NamedTuple):
 class BoundModule:
     """An NNX module made of a GraphDef and Linen variables, and what it was before the call.
 
-    Args:
-      found: the variables and the module's definition; every leaf but RNG state has to be there.
-      streams: its streams, if the call has keys.
-
-    Attributes:
-      found: those variables.
-      module: the module.
-      streams: its streams, None if it has none and the call has no keys.
-      changes: what the call has changed, None before it.
+    Every leaf in `found` but RNG state has to be there. `streams` is None if the module has no
+    streams and the call has no keys; `changes` is None before the call.
     """
 
     def __init__(self, found: MatchedVariables, streams: Streams | None = None):
@@ -117,7 +104,7 @@ class BoundModule:
         Args:
           call: the method and its arguments.
           showing: the block that the module is called in.
-          is_init: whether it only creates: the state that is there stays as it is.
+          is_init: whether the call only creates: the state that is there stays as it is.
         """
         module = self.module
         attributes = AttributesBefore(self._objects)

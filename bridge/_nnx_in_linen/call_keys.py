@@ -26,13 +26,8 @@ class Streams:
     """The streams of a module during one call, and the keys that a scope gives to them.
 
     A module has to have its keys before it is called. Those that the call has not used are given
-    back: a `ToNNX` around it moves the streams on that were drawn from, and one that is
-    deterministic is to leave them alone.
-
-    Args:
-      linen: the ToLinen, bound; None if the call has no keys.
-      rngs: the keys of the call, by Linen's stream names.
-      stored: the addresses of the variables.
+    back: a `ToNNX` around it advances the streams that were drawn from, and a deterministic call
+    must leave them alone. `linen` is bound, or None if the call has no keys.
     """
 
     def __init__(
@@ -84,10 +79,6 @@ class Streams:
         The streams that it has are those of the keys that `init` was given. Without these, a key of
         the call would reach a module by a stand-in, and its draws would depend on how the module
         was initialised.
-
-        Args:
-          objects: the objects of a module.
-          held: the module's Variables, each with its slot.
         """
         names = self._names
         owners = [item for item in objects if isinstance(item, nnx.Rngs)] if names else []
@@ -155,14 +146,10 @@ class Streams:
 
 
 class _LentStream(NamedTuple):
-    """A stream that an `nnx.Rngs` has for one call.
+    """A stream that an `nnx.Rngs`, its `owner`, has for one call.
 
-    Attributes:
-      owner: the `nnx.Rngs`.
-      name: the stream's name there.
-      stream: the stream.
-      address: where it would be in Linen variables.
-      count: its count before the call.
+    `address` is where the stream would be in Linen variables, and `count` its count before the
+    call.
     """
 
     owner: nnx.Rngs

@@ -36,10 +36,9 @@ _ABSENT = object()
 
 
 class Before(NamedTuple):
-    """A module that was made of variables, before a call.
+    """A module that was made of variables (`found`), before a call.
 
     Attributes:
-      found: what it was made of.
       values: the value of every leaf, by address.
       definition: the GraphDef that flattening the module would have given.
       variables: the Variable of every slot, None for a bare array.
@@ -52,11 +51,7 @@ class Before(NamedTuple):
 
 
 class AttributesBefore:
-    """What each object of a module holds now.
-
-    Args:
-      objects: the NNX objects.
-    """
+    """What each NNX object of a module holds now."""
 
     def __init__(self, objects: Iterable[nnx.Pytree]):
         self._before = [(node, type(node), state_flags(node), dict(vars(node))) for node in objects]
@@ -108,11 +103,6 @@ class Changes:
     objects and Variables, and each is as it was: an object by its type, its flags and its
     attributes, by identity; a Variable by its type and its metadata. A GraphDef says no more of
     them.
-
-    Args:
-      before: the module before the call.
-      attributes: the attributes of its objects before the call.
-      module: the module after the call.
 
     Attributes:
       updates: the Variables and bare arrays that are new, or others than before.
@@ -216,10 +206,8 @@ class Changes:
 
         Leaves alone do not tell the class of a new submodule, a static attribute, or that something
         is gone. A mode that the call has set, as `self.eval()` does, is not state to be lost: every
-        call starts in the mode of the definition.
-
-        Args:
-          as_linen: Variables and bare arrays -> the leaves of Linen variables.
+        call starts in the mode of the definition. `as_linen` converts Variables and bare arrays to
+        the leaves of Linen variables.
         """
         reshaped = self._reshaped()
         if self._is_same:

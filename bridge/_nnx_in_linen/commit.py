@@ -20,13 +20,7 @@ from .scope import WrapperScope
 def commit(scope: WrapperScope, found: MatchedVariables, changes: Changes) -> None:
     """Writes what the call has changed, all of it or none.
 
-    Args:
-      scope: the wrapper in its scope.
-      found: the variables and the definition before the call.
-      changes: what the call has changed.
-
-    Raises:
-      LostUpdateError: something cannot be written, and `strict` is True.
+    Raises LostUpdateError if something cannot be written and `strict` is True.
     """
     is_mutable = functools.cache(scope.linen.is_mutable_collection)
     given = {(ARRAYS, path) for path, _ in found.graphdef.given}

@@ -37,13 +37,8 @@ from .arguments import Existing, held_in
 class Constructor(NamedTuple):
     """A constructor and its arguments, hashable.
 
-    Attributes:
-      nnx_class: the NNX module's class.
-      args: positional arguments.
-      kwargs: keyword arguments.
-      skip_rng: whether `rngs` must not be passed.
-      eager_sharding: whether annotated Variables are sharded when they are made, None for what
-        Flax is set to.
+    If `skip_rng` is set, `rngs` must not be passed. `eager_sharding` says whether annotated
+    Variables are sharded when they are made; None follows Flax's own setting.
     """
 
     nnx_class: Callable[..., Any]
@@ -84,12 +79,9 @@ class Constructor(NamedTuple):
     def construct(
         self, streams: Mapping[str, Any], where: str, *, is_abstract: bool = False
     ) -> Constructed:
-        """The NNX module and what it consists of.
+        """Constructs the NNX module; `streams` are keys by the stream names of `nnx.Rngs`.
 
-        Args:
-          streams: keys by the stream names of `nnx.Rngs`.
-          where: the wrapper, for the error.
-          is_abstract: whether only shapes and metadata count; then nothing is sharded.
+        If `is_abstract`, only shapes and metadata count, and nothing is sharded.
 
         Raises:
           MissingRngError: the constructor draws from a stream that is not there.
@@ -141,12 +133,9 @@ class Constructor(NamedTuple):
 
 
 class Constructed(NamedTuple):
-    """A module that was just constructed.
+    """A module that was just constructed, and its nodes.
 
-    Attributes:
-      module: the module.
-      nodes: what it consists of.
-      given: which of its bare arrays are arguments of the constructor.
+    `given` says which of its bare arrays are arguments of the constructor.
     """
 
     module: Any

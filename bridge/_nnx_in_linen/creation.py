@@ -32,13 +32,7 @@ def create(
 ) -> tuple[Any, StaticGraphDef]:
     """Constructs the module, and writes it and what the call creates.
 
-    Args:
-      scope: the wrapper in its scope.
-      leaves: the leaves of the variables that are there, which stay as they are.
-      call: the call at hand.
-
-    Returns:
-      (the call's output, the definition).
+    The `leaves` that are there stay as they are. Returns the call's output and the definition.
     """
     scope.store_graphdef(None)
     constructor, keys = scope.constructor, scope.constructor_keys()
@@ -87,8 +81,7 @@ def create(
 def _write_shown(scope: WrapperScope, module: nnx.Pytree) -> Callable[[], set[Address]]:
     """Writes the state as constructed at once, for Linen's interceptors to see it.
 
-    Returns:
-      What tells which of these leaves have been replaced since, by the interceptors.
+    The returned function tells which of these leaves the interceptors have replaced since.
     """
     graphdef, constructed = static_graphdef.split(module)
     written = scope.as_linen(zip(graphdef.slots.places, constructed, strict=True))

@@ -43,12 +43,8 @@ def rebuild(
 ) -> StaticGraphDef:
     """The GraphDef for variables that came without it; nothing is computed.
 
-    Args:
-      constructor: the constructor.
-      names: the RNG streams that the constructor gets.
-      call: the call at hand, None if there is none. It is traced only if the module holds a
-        `ToNNX`, whose variables depend on the inputs.
-      where: the wrapper, for errors.
+    The constructor gets the RNG streams in `names`. The call is traced only if the module holds a
+    `ToNNX`, whose variables depend on the inputs.
     """
     if isinstance(constructor.nnx_class, Existing):
         return constructor.nnx_class.graphdef
@@ -72,16 +68,10 @@ def without_tracers(
     """The GraphDef of a module that was made in a trace, with numbers for the trace's values.
 
     A GraphDef outlives the trace, and no output of the trace can replace what is static in it.
+    `names` are the RNG streams that the constructor got, and `call` is the call that has created
+    what only a call creates, None if there was none.
 
-    Args:
-      graphdef: the GraphDef, which holds such values.
-      constructor: the constructor.
-      names: the RNG streams that the constructor got.
-      call: the call that has created what only a call creates, None if there was none.
-      where: the wrapper, for errors.
-
-    Raises:
-      InvalidModuleError: a value depends on a key or an input.
+    Raises InvalidModuleError if a value depends on a key or an input.
     """
     try:
         return _remembered(constructor, names, call, where)[0]
@@ -213,9 +203,8 @@ def _abstract(
 class _DependentDefinitionError(Exception):
     """A definition depends on a key or an input.
 
-    Attributes:
-      held: the values that do, by the path of the attribute that holds them; empty if the
-        constructor could not run without numbers.
+    `held` has the values that do, by the path of the attribute that holds them. It is empty if the
+    constructor could not run without numbers.
     """
 
     def __init__(self, held: Mapping[Path, list[Any]]):

@@ -116,23 +116,17 @@ def implemented_by(
 class _AtLinenPaths(ToLinen):
     """A `ToLinen` with its variables at the paths of another Linen module.
 
-    Attributes:
-      linen_paths: NNX paths by Linen paths.
+    `linen_paths` are NNX paths by Linen paths.
     """
 
     linen_paths: Mapping[str, str] = FrozenDict({})  # pyright: ignore
 
 
 class Implementation:
-    """What runs the methods of a Linen class.
+    """What runs the methods of a Linen class; the arguments are those of `implemented_by`.
 
-    Args:
-      nnx_class: as for `implemented_by`, and so are the others.
-      paths: the paths.
-      sizes: the sizes by arguments of a call.
-      sizes_of_parts: the sizes by calls of parts.
-      sizes_of_variables: the sizes by variables.
-      logical_axes: the kind of boxes.
+    The three kinds of sizes come from the arguments of a call (`sizes`), from calls of parts, and
+    from variables.
     """
 
     def __init__(
@@ -162,10 +156,7 @@ class Implementation:
     def run(self, linen: nn.Module, method: str, bound: inspect.BoundArguments) -> Any:
         """Calls a method of the NNX module in the scope of a Linen module.
 
-        Args:
-          linen: the Linen module.
-          method: the method's name.
-          bound: the arguments of the call, with the module first.
+        `bound` has the arguments of the call, with the module first.
         """
         if linen.scope is None:
             raise flax_errors.CallCompactUnboundModuleError()

@@ -14,11 +14,8 @@ from bridge._rules.rules import OneWay, RulesError, read_backward, read_forward
 class LinenPaths:
     """Linen paths by NNX paths and the other way round.
 
-    Args:
-      table: NNX paths by Linen paths, as rules that only rename.
-
-    Raises:
-      RulesError: a rule cannot be read, or changes arrays.
+    `table` has NNX paths by Linen paths, as rules that only rename. Raises RulesError if a rule
+    cannot be read, or changes arrays.
     """
 
     def __init__(self, table: Mapping[str, str]):

@@ -33,8 +33,7 @@ class MatchedVariables:
         address. Variables come before them: a call may have put another array in their place.
 
     Attributes:
-      graphdef: that definition.
-      slots: its slots.
+      slots: the slots of the definition.
       avals: shape and dtype of every slot, None where they are not known.
       leaves: the leaves as they are, boxes included, by the address that the module knows them by.
       unknown: those that no slot is for.
@@ -86,14 +85,9 @@ class MatchedVariables:
         return values
 
     def comparison(self, *, rng: bool = False) -> Comparison:
-        """What the GraphDef needs against what was found.
+        """What the GraphDef needs against what was found, RNG state included if `rng`.
 
-        Args:
-          rng: whether RNG state has to be there.
-
-        Returns:
-          The comparison. Only parameters and batch statistics are held to their shapes; a cache may
-          grow.
+        Only parameters and batch statistics are held to their shapes; a cache may grow.
         """
         missing: list[Address] = []
         mis_shaped: list[Address] = []
@@ -128,9 +122,7 @@ def overlay(module_leaves: list[Any], found: MatchedVariables) -> None:
 def unboxed(leaf: Any, aval: object = None) -> Any:
     """The value of a leaf as a Variable can hold it.
 
-    Args:
-      leaf: a leaf of Linen variables.
-      aval: shape and dtype that it had when the module was made, None if they are not known.
+    `aval` is the shape and dtype that it had when the module was made, None if they are not known.
     """
     box = leaf
     if isinstance(leaf, jax.Array):

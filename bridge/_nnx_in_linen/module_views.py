@@ -75,12 +75,7 @@ class NNXModuleView(nn.Module):
 
 
 class _Shown:
-    """The modules of one ToLinen that are shown, by their ids.
-
-    Args:
-      modules: (path, module).
-      scope: the scope of the ToLinen.
-    """
+    """The modules of one ToLinen that are shown, by their ids; `modules` has (path, module)."""
 
     def __init__(self, modules: Sequence[tuple[Path, Any]], scope: Scope):
         # The modules are held, so that an id stays that of its module.
@@ -129,9 +124,7 @@ _BASE = "bridge__base"
 def showing(module: nnx.Module, linen: Any) -> Generator[None, None, None]:
     """Shows the modules below an NNX module in this block.
 
-    Args:
-      module: the module of a ToLinen; no one else has it.
-      linen: the ToLinen, bound.
+    The module is that of a bound ToLinen; no one else has it.
     """
     scope = linen.scope
     found = list(nnx.iter_modules(module, graph=True))

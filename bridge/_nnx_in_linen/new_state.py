@@ -20,11 +20,9 @@ _ABSENT = object()
 
 
 class Attached(NamedTuple):
-    """A leaf that has found a place in a module.
+    """A leaf that has found a place in a module: its Variable or bare array.
 
-    Attributes:
-      item: its Variable, or the bare array.
-      is_linen: whether it belongs to a wrapped Linen module, which reads all of its variables.
+    `is_linen` says whether it belongs to a wrapped Linen module, which reads all of its variables.
     """
 
     item: Any
@@ -38,12 +36,8 @@ def attach(module: nnx.Pytree, unknown: Mapping[Address, Any]) -> dict[Address, 
     ignored, as Linen ignores it, and in the place of a None it would give a bias to a layer that
     was made without one.
 
-    Args:
-      module: a module of its own; it is changed.
-      unknown: leaves of Linen variables by address.
-
-    Returns:
-      Each leaf that has found a place.
+    The module is changed, so it must belong to the caller. Returns each leaf that has found a
+    place.
     """
     active = registry.current()
     attached: dict[Address, Attached] = {}
@@ -66,10 +60,7 @@ def attach(module: nnx.Pytree, unknown: Mapping[Address, Any]) -> dict[Address, 
 class Reads:
     """Which attached leaves are read: by the get hooks of Variables.
 
-    A wrapped Linen module reads all of its variables.
-
-    Args:
-      attached: what `attach` has put into a module; Variables have the hooks until `stop`.
+    A wrapped Linen module reads all of its variables. Variables have the hooks until `stop`.
     """
 
     def __init__(self, attached: Mapping[Address, Attached]):
@@ -108,8 +99,7 @@ def _note_read(
 def _put(module: object, path: Path, item: object) -> Any:
     """Puts an item at a path below a module, if that is free and there is something to hold it.
 
-    Returns:
-      The NNX object that has it now, None if there is no place for it.
+    Returns the NNX object that has it now, None if there is no place for it.
     """
     node = owner = module
     for position, key in enumerate(path[:-1]):

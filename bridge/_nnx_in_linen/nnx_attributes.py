@@ -35,10 +35,7 @@ class _Wrapper(Protocol):
 class NNXSubmodule:
     """A submodule of a bound NNX module: calls go through the wrapper, so that updates are kept.
 
-    Args:
-      owner: the ToLinen.
-      path: attribute names and indices from the NNX module to the submodule.
-      module: the submodule itself, for reading.
+    `path` has attribute names and indices; `module` is the submodule itself, for reading.
     """
 
     __slots__ = ("_module", "_owner", "_path")

@@ -13,7 +13,7 @@ _UNKNOWN = 5040 * 16
 
 
 class PartSize(NamedTuple):
-    """A size by what a part of a module is called with.
+    """A size that comes from the call of a part of a module.
 
     Attributes:
       part: the attribute that holds the part, or an `nnx.List` of parts.
@@ -36,13 +36,7 @@ def found_sizes(
     run assumes that the parts behind it in a list have this size too, so that there are as many
     runs as there are changes of the size.
 
-    Args:
-      make: makes the module with these sizes.
-      call: calls it.
-      sizes: the parts by the names of the sizes.
-
-    Raises:
-      LookupError: the call does not reach a part; the argument is the name of the size.
+    Raises LookupError with the name of the size if the call does not reach a part.
     """
     known = {name: _Sizes() for name in sizes}
 
@@ -105,8 +99,7 @@ class _Sizes:
     def note(self, number: int, size: int) -> None:
         """Takes the size of the first call of a part.
 
-        Raises:
-          _ChangedError: the part was made with another one.
+        Raises _ChangedError if the part was made with another one.
         """
         if number in self._called:
             return

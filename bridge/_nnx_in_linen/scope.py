@@ -43,14 +43,8 @@ _warned: BoundedCache[bool] = BoundedCache(maxsize=4096)
 class WrapperScope:
     """A ToLinen during one call, which need not be bound for what reads no variables.
 
-    Args:
-      linen: the ToLinen.
-      is_extended: whether a subclass has a `__call__` of its own.
-
-    Attributes:
-      linen: that ToLinen.
-      rngs: the keys of the call, by Linen's stream names.
-      constructor: the constructor and its arguments.
+    `is_extended` says whether a subclass has a `__call__` of its own. `rngs` are the keys of the
+    call, by Linen's stream names.
     """
 
     def __init__(self, linen: Any, *, is_extended: bool = False):
@@ -155,13 +149,8 @@ class WrapperScope:
     def write(self, leaves: Mapping[Address, Any], found: Mapping[Address, Any]) -> list[Address]:
         """Writes leaves into the mutable collections, and leaves the others alone.
 
-        Args:
-          leaves: the new leaves, by the address that they get.
-          found: the leaves that are there, by the same; a box among them stays and gets the new
-            value.
-
-        Returns:
-          The addresses of new leaves outside of these collections.
+        A box among the leaves that are there (`found`) stays and gets the new value. Returns the
+        addresses of new leaves outside of these collections.
         """
         linen = self.linen
         # Linen tries the filter of each outer scope in turn.
@@ -190,8 +179,7 @@ class WrapperScope:
     def may_update(self, address: Address, item: Any) -> bool:
         """Whether an update can be kept; if it cannot, that is said once.
 
-        Raises:
-          LostUpdateError: it cannot, and `strict` is True.
+        Raises LostUpdateError if it cannot and `strict` is True.
         """
         collection = address[0]
         if self.linen.is_mutable_collection(collection):
