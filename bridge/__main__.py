@@ -36,16 +36,10 @@ such as within= or rngs=, the option of that name is meant.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Runs one command and returns its exit code.
 
-    Args:
-        argv: the arguments after `python -m bridge`; None takes them from the process.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        SystemExit: with code 2 for wrong usage or a closed stdout, with code 0 after `--help`.
+    `argv` has the arguments after `python -m bridge`; None takes them from the process. Raises
+    SystemExit with code 2 for wrong usage or a closed stdout, with code 0 after `--help`.
     """
     parser = _parser()
     # Refuse early: a command would do its work first and then fail to show the result.

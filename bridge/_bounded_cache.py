@@ -12,11 +12,7 @@ _MISSING = object()
 
 
 class BoundedCache(Generic[T]):
-    """Remembers the most recently used results by key.
-
-    Args:
-      maxsize: how many results are kept.
-    """
+    """Remembers the `maxsize` most recently used results by key."""
 
     def __init__(self, maxsize: int):
         self._maxsize = maxsize

@@ -66,11 +66,9 @@ _DEEPEST_SET = 3
 
 
 class Fingerprint(NamedTuple):
-    """What a value was when it was looked at.
+    """What a value held when it was looked at (`key`).
 
-    Attributes:
-      key: what it held.
-      identities: numbers for the arrays and objects in it that are told by identity.
+    `identities` are numbers for the arrays and objects in it that are told by identity.
     """
 
     key: tuple[Any, ...]
@@ -80,16 +78,11 @@ class Fingerprint(NamedTuple):
 class Look:
     """One look at a value and everything in it, without recursion.
 
-    Args:
-      value: anything.
-      made: whether a constructor has made it.
-      ordered: whether the order of a dict with names counts, which a constructor may go by. To
-        Python, dicts are equal in any order.
+    `made` says whether a constructor has made the value. `ordered` says whether the order of a dict
+    with names counts, which a constructor may go by. To Python, dicts are equal in any order.
 
-    Attributes:
-      fingerprint: the value's fingerprint.
-      objects: all that was met but numbers, texts and tuples, in an order that is the same for
-        equal fingerprints; not what is in sets.
+    `objects` is all that was met but numbers, texts and tuples, in an order that is the same for
+    equal fingerprints; it leaves out what is in sets.
     """
 
     def __init__(self, value: object, *, made: bool = False, ordered: bool = True, depth: int = 0):

@@ -71,18 +71,12 @@ def filled(
 ) -> Filled:
     """A call as it would be written with the modes' arguments in it.
 
-    Args:
-      module: the wrapped Linen module.
-      target: the module that the method belongs to: the same one, or a submodule.
-      function: the unbound method; only its signature matters.
-      args: the caller's positional arguments without `self`.
-      kwargs: the caller's keyword arguments.
-      modes: value by name of the attributes that were set; `train` among them if it was set by
-        itself, and otherwise what follows from the others.
+    `target` is the module that the method belongs to: `module`, or a submodule. Only the signature
+    of `function`, an unbound method, matters. `args` come without `self`. `modes` has `train` if it
+    was set by itself, and otherwise what follows from the others.
 
-    Returns:
-      The completed call. An argument that the method takes by position is passed by position, as
-      `static_argnums` of `nn.remat` and `nn.jit` want it.
+    An argument that the method takes by position is passed by position, as `static_argnums` of
+    `nn.remat` and `nn.jit` want it.
     """
     if not modes:
         return Filled(args, kwargs, {}, {}, opens_state=False)
@@ -128,10 +122,8 @@ def modes_in_force() -> Mapping[str, Any]:
 def set_on(module: nnx.Pytree, objects: Sequence[nnx.Pytree]) -> bool:
     """Sets the modes in force on an NNX module that a Linen module wraps, as NNX itself does.
 
-    For `nnx.tabulate` its objects count as the ToNNX around.
-
-    Returns:
-      Whether there is a ToNNX around; otherwise nothing was set.
+    For `nnx.tabulate` its objects count as the ToNNX around. Returns False, with nothing set, if
+    there is neither a ToNNX around nor a mode in force.
     """
     modes, wrapper = _in_force.get()
     if wrapper is None and not modes:
@@ -146,14 +138,7 @@ def set_on(module: nnx.Pytree, objects: Sequence[nnx.Pytree]) -> bool:
 def with_mode(
     module: nn.Module, modes: tuple[tuple[str, Any], ...], name: str, value: object
 ) -> tuple[tuple[str, Any], ...] | None:
-    """The modes after an attribute was set; None if it is not a mode of this module.
-
-    Args:
-      module: the wrapped Linen module.
-      modes: the modes before.
-      name: the attribute.
-      value: its value.
-    """
+    """The wrapped module's modes after an attribute was set; None if it is not one of its modes."""
     if name in MODE_FIELDS:
         # Replace an earlier value of the module's own `train`.
         rest = {n: v for n, v in modes if n not in TRAINING}

@@ -49,15 +49,9 @@ class BoxCodec:
 def derive_codec(box_type: type) -> BoxCodec:
     """The codec of a box type that nobody registered.
 
-    Args:
-      box_type: a subclass of `AxisMetadata`.
-
-    Returns:
-      A codec that calls the type's own `to_nnx_metadata` and `from_nnx_metadata` if it defines
-      them, else one that copies its dataclass fields.
-
-    Raises:
-      UnsupportedBoxError: the type offers neither, or no field is clearly the value.
+    It calls the type's own `to_nnx_metadata` and `from_nnx_metadata` if it defines them, and else
+    copies its dataclass fields. Raises UnsupportedBoxError if the type offers neither, or no field
+    is clearly the value.
     """
     kind: Any = box_type
     if issubclass(kind, meta.Partitioned):

@@ -10,13 +10,10 @@ from bridge._types import flatten_tree, is_shaped, unflatten_tree
 
 
 class Arrays:
-    """Any pytree as a list of its arrays, and the way back.
+    """Any pytree, such as the arguments of a call, as a list of its arrays, and the way back.
 
     A leaf with a shape and a dtype is an array: concrete, traced or abstract. Everything else, such
     as `train=True`, is static.
-
-    Args:
-      tree: a pytree, such as the `(args, kwargs)` of a call.
     """
 
     def __init__(self, tree: object):

@@ -19,9 +19,6 @@ class HeldModule:
     A Linen module compares its fields with `==`. For a field that is an array this is an array
     again, and it is true for 2 and 2.0 as well, which are not the same in a program. So these are
     compared by their fingerprints, in which arrays are told by their bytes.
-
-    Attributes:
-      module: the Linen module.
     """
 
     module: nn.Module

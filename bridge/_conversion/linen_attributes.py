@@ -104,9 +104,7 @@ def held_variables(wrapper: LinenHolder) -> dict[Address, HeldVariable]:
     """Every Linen variable of a wrapper by (collection, path).
 
     Plain attributes and what NNX's tools leave on a module are not Variables and are passed over.
-
-    Raises:
-      ConversionError: two Variables for one address.
+    Raises ConversionError if there are two Variables for one address.
     """
     active = registry.current()
     found: list[tuple[Path, Variable]] = []
@@ -146,9 +144,7 @@ def report_hooks(wrapper: LinenHolder, value: object) -> None:
 def as_variables(held: Mapping[Address, HeldVariable], *, boxed: bool = True) -> dict[str, Any]:
     """Nested dicts for `module.apply`, made anew so that Linen may write into them.
 
-    Args:
-      held: the variables.
-      boxed: whether values come in their metadata boxes, as Linen itself has them.
+    With `boxed`, values come in their metadata boxes, as Linen itself has them.
     """
     leaves = ((a, entry.leaf) for a, entry in held.items())
     return linen_leaves.to_dicts({a: leaf if boxed else Leaf(leaf.value) for a, leaf in leaves})
@@ -192,9 +188,9 @@ def store(
         the others get a Variable.
       held: the Variables that are there.
       update: whether existing Variables may change. Then `changed` holds every leaf of its
-      collections, and a variable that is missing there is removed, such as one that held an
-      array and holds a dict now. If not, a leaf that has no place beside what is there
-        is left out.
+        collections, and a variable that is missing there is removed, such as one that held an
+        array and holds a dict now. If not, a leaf that has no place beside what is there is left
+        out.
       boxed: whether a leaf without a metadata box says that its Variable has lost its metadata.
       then: what else belongs to the change; if it raises, nothing has happened.
 

@@ -26,15 +26,10 @@ _SUBMODULE = re.compile(r"[A-Z]\w*_\d+")
 
 
 def from_variables(variables: Variables) -> Neutral:
-    """The leaves of Linen variables.
+    """The leaves of Linen variables, and every empty mapping, by (collection, path).
 
-    Args:
-      variables: collections by name, dicts or FrozenDicts, with arrays, abstract arrays, any
-        pytrees or metadata boxes at the leaves.
-
-    Returns:
-      Every leaf and every empty mapping by (collection, path). The GraphDefs in collection `nnx`
-      are static and are not among them.
+    The variables are dicts or FrozenDicts by collection, with arrays, abstract arrays, any pytrees
+    or metadata boxes at the leaves. The GraphDefs in collection `nnx` are static and are left out.
 
     Raises:
       ConversionError: not a mapping of mappings.
@@ -53,11 +48,7 @@ def from_variables(variables: Variables) -> Neutral:
 def to_variables(neutral: Neutral) -> Any:
     """The inverse of `from_variables`.
 
-    Args:
-      neutral: leaves by (collection, path).
-
-    Returns:
-      A dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
+    Returns a dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
     """
     nested = to_dicts(neutral)
     return freeze(nested) if config.flax_return_frozendict else nested

@@ -35,11 +35,7 @@ class Comparison:
         return not self.missing and not self.mis_shaped
 
     def moved(self, address_of: Callable[[Address], Address]) -> Comparison:
-        """The same with other addresses.
-
-        Args:
-          address_of: gives the new address of an old one.
-        """
+        """The same with other addresses; `address_of` gives the new address of an old one."""
 
         def moved(addresses: Iterable[Address]) -> tuple[Address, ...]:
             return tuple(map(address_of, addresses))
@@ -71,13 +67,9 @@ class Comparison:
 def compare(expected: Mapping[Address, Any], found: Mapping[Address, Any]) -> Comparison:
     """Compares what a module needs with what there is.
 
-    Args:
-      expected: an array, abstract array or pytree by address.
-      found: the same. Only the structure and the shapes are compared: as in Linen, a dtype may
-        differ.
-
-    Returns:
-      All differences, in the order of `expected`, then of `found`.
+    Both map an address to an array, abstract array or pytree. Only the structure and the shapes are
+    compared: as in Linen, a dtype may differ. The differences are in the order of `expected`, then
+    of `found`.
     """
     return Comparison(
         missing=tuple(a for a in expected if a not in found),

@@ -76,9 +76,8 @@ def _take(tree: Tree, path: Path) -> None:
 class Displaced(NamedTuple):
     """Says that a collection's name was put into a leaf's path.
 
-    Attributes:
-      length: how many keys of the path come after it. The tree may be part of another one by now,
-        so they are counted from the end.
+    `length` keys of the path come after it. The tree may be part of another one by now, so they are
+    counted from the end.
     """
 
     length: int
@@ -94,12 +93,8 @@ def place(
     and the other leaf goes below its collection's name, at the point where the two meet. The order
     of the leaves does not matter.
 
-    Args:
-      addresses: (collection, path) of every leaf.
-      occupied: paths of leaves that are there already.
-
-    Returns:
-      (path in the tree, None or how to find the leaf's own path in it) by address.
+    `occupied` has the paths of leaves that are there already. Returns by address the path in the
+    tree, and None or how to find the leaf's own path in it.
     """
     taken: Tree = {}
     for path in occupied:
@@ -145,8 +140,7 @@ def unplace(path: Path, displaced: Displaced | None) -> Path:
 def nest(flat: Mapping[Path, Any]) -> Tree:
     """Nested dicts from leaves by non-empty path.
 
-    Raises:
-      ConversionError: a leaf lies above another one.
+    Raises ConversionError if a leaf lies above another one.
     """
     nested: Tree = {}
     own: set[int] = {id(nested)}
@@ -180,9 +174,7 @@ def laid_over(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
 def walk(tree: Mapping[Any, Any], *, empty: bool = False) -> list[tuple[Path, Any]]:
     """(path, leaf) of nested mappings, such as a State or a collection.
 
-    Args:
-      tree: the mappings.
-      empty: whether an empty mapping is a leaf, `{}`.
+    With `empty`, an empty mapping is a leaf, `{}`.
     """
     found: list[tuple[Path, Any]] = []
     _walk(tree, (), empty, found)

@@ -37,13 +37,7 @@ _MODULE: Any = (nnx.Pytree, nn.Module)
 
 
 def from_leaves(items: Iterable[tuple[Path, StateItem]]) -> Neutral:
-    """The leaves of a State or a module.
-
-    Args:
-      items: (path, Variable or bare array).
-
-    Returns:
-      Every leaf by (collection, path).
+    """The leaves of a State or a module, by (collection, path).
 
     Raises:
       ConversionError: a module among the leaves, or two Variables for one place.
@@ -81,11 +75,9 @@ def to_leaves(
 ) -> dict[Path, Any]:
     """The inverse of `from_leaves`: Variables (and bare arrays) by path.
 
-    Args:
-      neutral: leaves by (collection, path).
-      occupied: paths of leaves that are in the tree already.
-      all_variables: whether arrays that were in no Variable get one, as in a ToNNX: what it holds
-        is Linen's, and an attribute of another kind is not.
+    `occupied` has the paths of leaves that are in the tree already. With `all_variables`, arrays
+    that were in no Variable get one, as in a ToNNX: what it holds is Linen's, and an attribute of
+    another kind is not.
     """
     active = registry.current()
     types = {name: active.type_from_name(name) for name in {name for name, _ in neutral}}
@@ -114,12 +106,9 @@ def address_of(path: Path, item: StateItem, active: registry.Registry) -> Addres
 def to_leaf(item: StateItem, active: registry.Registry, *, boxed_as_is: bool = False) -> Leaf:
     """A Variable or bare array in the neutral form.
 
-    Args:
-      item: the Variable or array.
-      active: the registry in force.
-      boxed_as_is: whether a Variable that came out of a Linen box goes back into a box of that type
-        even if it has metadata by now that the box cannot hold. Without it such a Variable gets an
-        `NNXMeta`, which loses nothing.
+    With `boxed_as_is`, a Variable that came out of a Linen box goes back into a box of that type
+    even if it has metadata by now that the box cannot hold. Without it such a Variable gets an
+    `NNXMeta`, which loses nothing.
     """
     if not isinstance(item, nnx.Variable):
         return Leaf(item)

@@ -29,10 +29,7 @@ _INSIDE = ("bridge.", "flax.", "jax.", "contextlib", "functools")
 def unknown_paths_text(where: str, paths: Iterable[str], definition: str = "") -> str:
     """The warning about variables that a module does not have.
 
-    Args:
-      where: the module.
-      paths: the variables.
-      definition: `kept_definition_text`, if a call may have made them.
+    `definition` is `kept_definition_text`, if a call may have made them.
     """
     return (
         f"these variables are not in {where} and are ignored:{bullets(paths)}\n{definition}Remove"

@@ -12,14 +12,9 @@ from bridge._types import CollectionFilter
 
 
 def checked(mutable: CollectionFilter | None, where: str) -> Any:
-    """A filter of collections that cannot change any more.
+    """A filter of collections that cannot change any more; None only where it may be left out.
 
-    Args:
-      mutable: names, a bool or a `DenyList`; None where it may be left out.
-      where: who was given it, for the error.
-
-    Raises:
-      InvalidFilterError: it has another form.
+    Raises InvalidFilterError if `mutable` has another form; `where` says in it who was given it.
     """
     if mutable is None or isinstance(mutable, bool | str):
         return mutable
@@ -38,10 +33,6 @@ def union(mutable: CollectionFilter, names: Collection[str]) -> Any:
     """The filter that takes these collections too.
 
     Flax has such a function too, without a public name.
-
-    Args:
-      mutable: a collection's name, several, True, False, or a `DenyList` of such a filter.
-      names: collections.
     """
     if mutable is True:
         return True

@@ -39,12 +39,9 @@ class Built(NamedTuple):
 
 
 class GraphDefBuilder:
-    """Makes the modules of a GraphDef.
+    """Makes the modules of a GraphDef in graph mode.
 
     `nnx.unflatten` makes them, but would give all modules the same static lists, dicts and sets.
-
-    Args:
-      graphdef: a GraphDef in graph mode.
 
     Attributes:
       leaves: type and metadata of the Variable for each leaf, None for a bare array.
@@ -78,8 +75,7 @@ class GraphDefBuilder:
     def build(self, leaves: Iterable[Any]) -> Built:
         """Makes the module; the inverse of `flatten`.
 
-        Args:
-          leaves: Variables, or their values, and bare arrays, in the order of the GraphDef.
+        The leaves are Variables, or their values, and bare arrays, in the order of the GraphDef.
         """
         held: list[Any] = []
         variables: list[nnx.Variable[Any] | None] = []

@@ -97,8 +97,7 @@ def innermost_linen() -> nn.Module | None:
 def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind a method that may be bound to a Linen module.
 
-    Raises:
-      ApplyModuleInvalidMethodError: it takes no module.
+    Raises ApplyModuleInvalidMethodError if it takes no module.
     """
     function: Any = method
     if inspect.ismethod(function) and isinstance(function.__self__, nn.Module):

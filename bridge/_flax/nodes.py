@@ -22,10 +22,8 @@ _NOTHING, _OBJECT, _VARIABLE, _OTHER = object(), object(), object(), object()
 class Nodes(NamedTuple):
     """The nodes of a module, itself included, in no particular order.
 
-    Attributes:
-      objects: the modules and other NNX objects.
-      variables: the Variables.
-      others: containers, and what else Flax or JAX knows as a node.
+    `objects` are modules and other NNX objects; `others` are containers, and what else Flax or JAX
+    knows as a node.
     """
 
     objects: list[nnx.Pytree]
@@ -34,13 +32,10 @@ class Nodes(NamedTuple):
 
 
 def nodes_below(root: object) -> Nodes:
-    """The nodes of a module.
+    """The nodes of a module, or of a container of modules.
 
     `nnx.iter_graph` yields static attributes as well, and takes every node apart and sorts it,
     which is a good part of what an initialisation costs.
-
-    Args:
-      root: a module, or a container of modules.
     """
     found = Nodes([], [], [])
     seen: set[int] = set()

@@ -94,14 +94,8 @@ def noted_data(
     """The note about what is data for an object that keeps some attributes of a call.
 
     Assigning each attribute again would do, but goes through the `__setattr__` of the user's class.
-
-    Args:
-      before: the object's attributes before the call.
-      now: those after it.
-      made: the names of those that are kept from the call.
-
-    Returns:
-      The attribute with the note, {} for a node that has none.
+    `made` has the names of the attributes that are kept from the call. Returns the attribute with
+    the note, {} for a node that has none.
     """
     if DATA_NOTE not in before:
         return {}
@@ -124,10 +118,7 @@ def unflattened(
 ) -> Any:
     """`Pytree._pytree__unflatten`, which stops at an attribute that the class has a property for.
 
-    Args:
-      cls: the object's class.
-      static: what JAX keeps of an object: (names of data, names of static ones, their values).
-      data: the values of the data.
+    `static` is what JAX keeps of an object: (names of data, names of static ones, their values).
     """
     names, static_names, values = static
     made = object.__new__(cls)

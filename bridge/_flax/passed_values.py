@@ -109,10 +109,8 @@ class PassedValues:
     ) -> _Source:
         """Which input an equation hands on as its output in this place, None if it makes it.
 
-        Args:
-          equation: the equation.
-          place: the number of the output.
-          are_same_cases: whether inputs are one value, so that it does not matter which is chosen.
+        `are_same_cases` says whether inputs are one value, so that it does not matter which is
+        chosen.
         """
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:

@@ -23,10 +23,7 @@ _VERSIONS = f"Flax {flax.__version__} with JAX {jax.__version__}"
 def part(module: str, name: str, check: Callable[[Any], Any] = bool) -> Any:
     """A part of a library, or what raises `UnsupportedFlaxError` as soon as it is used.
 
-    Args:
-      module: the module that has it, such as `flax.core.scope`.
-      name: its name there.
-      check: tries the part; it holds unless this raises or returns something false.
+    `check` tries the part; it holds unless this raises or returns something false.
     """
     try:
         found = getattr(importlib.import_module(module), name)
@@ -39,13 +36,8 @@ def part(module: str, name: str, check: Callable[[Any], Any] = bool) -> Any:
 def required(what: str, check: Callable[[], Any]) -> Callable[[F], F]:
     """Marks a function that stands on a part without a public way.
 
-    Args:
-      what: the part, for the error.
-      check: tries the part; it holds unless this raises or returns something false.
-
-    Returns:
-      A decorator that leaves the function as it is, or replaces it by one that raises
-      `UnsupportedFlaxError`.
+    `check` tries the part; it holds unless this raises or returns something false. The decorator
+    leaves the function as it is, or replaces it by one that raises `UnsupportedFlaxError`.
     """
     problem = _problem(check)
 
@@ -59,11 +51,8 @@ def required(what: str, check: Callable[[], Any]) -> Callable[[F], F]:
 def holds(what: str, check: Callable[[], Any], instead: str, loses: str) -> bool:
     """Whether a part that has a public way is there; warns if it is not.
 
-    Args:
-      what: the part, for the warning.
-      check: as for `required`.
-      instead: the public way that takes over.
-      loses: what that way does not do.
+    `check` is as for `required`, `instead` is the public way that takes over, and `loses` says what
+    that way does not do.
     """
     problem = _problem(check)
     if problem is not None:

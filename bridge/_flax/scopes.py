@@ -37,12 +37,9 @@ class CallKeys:
     A source `default` serves every stream without a source of its own. Each takes one draw, in the
     order in which they are first asked for, as in `nnx.Rngs`.
 
-    Args:
-      sources: a key, or a stream to draw it from, by name.
-      plain: streams that give their own key instead of a key drawn from them.
-
-    Attributes:
-      names: the streams that exist, and those of Linen's own layers that `default` serves.
+    A source is a key, or a stream to draw it from. Streams in `plain` give their own key instead of
+    a key drawn from them. `names` are the streams that exist, and those of Linen's own layers that
+    `default` serves.
     """
 
     def __init__(self, sources: Mapping[str, Any], plain: Collection[str] = ()):
@@ -120,8 +117,7 @@ class CallKeys:
     def commit(self, used: Set[str]) -> None:
         """Advances the streams that were used, as drawing from them would have done.
 
-        Raises:
-          TraceContextError: a stream belongs to another trace.
+        Raises TraceContextError if a stream belongs to another trace.
         """
         moves = dict.fromkeys(used - self._served.keys() - set(self._plain), 1)
         if served := used & self._served.keys():
@@ -138,12 +134,11 @@ class LazyKeys(Mapping[str, Any]):
     """What a Linen scope keeps as its `rngs`; a key is computed on look-up.
 
     Args:
-      draws: the keys.
+      draws: the keys, common to all scopes of a call.
       rngs: what Flax has made for this scope of any other keys. Each is a pytree with the key as
         its leaf; the names that Linen folds into that key, all at once, are static.
 
     Attributes:
-      draws: the same keys, common to all scopes of a call.
       unkeyed: one of those pytrees; None where there are no streams.
     """
 
@@ -188,11 +183,7 @@ def used_streams(counters: Mapping[Any, Any]) -> set[str]:
 
 
 class ImmutableScopeError(flax_errors.ModifyScopeVariableError):
-    """Flax's error for a write to a collection that is not mutable, with the collection.
-
-    Attributes:
-      collection: the collection's name.
-    """
+    """Flax's error for a write to a collection that is not mutable, with the collection's name."""
 
     def __init__(self, collection: str, name: str, where: str):
         self.collection = collection
@@ -325,24 +316,13 @@ def run_linen(
     `nn.apply` and `flax.core.apply` make a scope of their own that holds every key, and neither can
     initialise a module with some of its variables.
 
-    Args:
-      module: the Linen module.
-      function: its unbound method.
-      variables: nested dicts, which Linen writes into.
-      draws: where keys come from.
-      args: the method's positional arguments.
-      kwargs: the method's keyword arguments.
-      mutable: the collections that may be updated.
-      initializing: whether variables are created.
-      capture_intermediates: as for `apply`.
-      fields: other values for fields of the module.
-      modes: what else the program depends on; `nn.jit` looks at a scope's flags, and not at
-        interceptors, to tell whether it has compiled this before.
-      path: where the module is in the outermost one.
+    `function` is an unbound method. Linen writes into the nested dicts of `variables`. `fields` are
+    other values for fields of the module. `modes` are what else the program depends on; `nn.jit`
+    looks at a scope's flags, and not at interceptors, to tell whether it has compiled this before.
+    `path` is where the module is in the outermost one.
 
-    Returns:
-      (output, variables of the mutable collections, RNG streams that were used). If the keys
-      `are_folded` after the call, these streams say nothing.
+    Returns the output, the variables of the mutable collections, and the RNG streams that were
+    used. If the keys `are_folded` after the call, these streams say nothing.
     """
     if path and not capture_intermediates:
         # A part of the model around it, and of what that captures.

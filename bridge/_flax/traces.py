@@ -41,8 +41,7 @@ _Base: Any = _JAX_TRACE if isinstance(_JAX_TRACE, type) else Trace
 class _PartialTrace(_Base):
     """JAX's trace of a partial evaluation, without its unknown part.
 
-    Args:
-      parent: the trace in which what is known is computed.
+    What is known is computed in the trace `parent`.
     """
 
     def __init__(self, parent: Trace):
@@ -115,12 +114,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 def live_inputs(function: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any]) -> set[str]:
     """The names of the inputs that the result of a function depends on.
 
-    The function is traced, and not computed. An input that only reaches values which nobody uses
-    does not count. Where the result holds an object that JAX cannot look into, every input counts.
-
-    Args:
-      function: takes the inputs by name, and returns a tree of arrays and plain values.
-      inputs: an array by name.
+    The function is traced, and not computed; it returns a tree of arrays and plain values. An input
+    that only reaches values which nobody uses does not count. Where the result holds an object that
+    JAX cannot look into, every input counts.
     """
     opaque: list[Any] = []
 

@@ -20,15 +20,10 @@ from bridge._flax.nodes import nodes_below
 class BoundProgram:
     """Modules as they were found, and how to see that they have changed.
 
-    Args:
-      modules: the modules.
-      leaves: their Variables and bare arrays, in the order of their GraphDef.
-      program: what is compiled for this structure.
-
-    Attributes:
-      arrays: their bare arrays.
-      is_plain: whether a program changes a value only by returning another one. Into a reference it
-        writes, as into a hijax Variable.
+    `leaves` are their Variables and bare arrays, in the order of their GraphDef, and `arrays` the
+    bare arrays among them. `program` is what is compiled for this structure. `is_plain` says
+    whether a program changes a value only by returning another one. Into a reference it writes, as
+    into a hijax Variable.
     """
 
     def __init__(self, modules: tuple[Any, ...], leaves: list[Any], program: Program):
@@ -66,8 +61,7 @@ class BoundProgram:
     def store(self, changed: Mapping[int, Any]) -> None:
         """Puts in values by the index of their Variable: all of them or none.
 
-        Raises:
-          TraceContextError: a Variable belongs to another trace.
+        Raises TraceContextError if a Variable belongs to another trace.
         """
         before: dict[int, Any] = {}
         try:
@@ -84,12 +78,8 @@ class BoundProgram:
 class Program:
     """The compiled function for one structure of the modules.
 
-    Args:
-      fun: the function.
-      graphdef: the structure.
-      leaves: the Variables and bare arrays that it was found with.
-      static_argnames: as for `jax.jit`.
-      donate: whether changed Variables' arrays are donated.
+    `leaves` are the Variables and bare arrays that the structure was found with. With `donate`,
+    changed Variables' arrays are donated.
 
     Attributes:
       run: called with the Variables' values, the bare arrays and the remaining arguments, it

@@ -35,17 +35,10 @@ class GraphDefLeaf(NamedTuple):
 
 
 class GraphDefLeaves(tuple[GraphDefLeaf, ...]):
-    """The leaves of a GraphDef under one registry, in the order of its leaves.
+    """The leaves of a GraphDef in graph mode under one registry, in the order of its leaves.
 
-    Args:
-      graphdef: a GraphDef in graph mode.
-      active: the registry that names the collections.
-
-    Attributes:
-      registry: that registry.
-      places: the addresses of the leaves in Linen variables, in order.
-      addresses: the same as a set.
-      rng: the indices of those that are RNG state.
+    `places` has their addresses in Linen variables, in order, and `addresses` the same as a set.
+    `rng` has the indices of those that are RNG state.
     """
 
     registry: registry.Registry

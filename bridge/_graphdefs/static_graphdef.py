@@ -33,9 +33,8 @@ Given: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
 class Origin(NamedTuple):
     """What a module was constructed from.
 
-    Attributes:
-      constructor: the fingerprint of the constructor and its arguments.
-      is_changed: whether a call has given the module another definition.
+    `constructor` is the fingerprint of the constructor and its arguments; `is_changed` says whether
+    a call has given the module another definition.
     """
 
     constructor: Fingerprint
@@ -209,8 +208,7 @@ def as_static(graphdef: nnx.GraphDef[Any]) -> StaticGraphDef:
 def _with_plain_variables(nodes: Iterable[Any]) -> list[Any]:
     """The nodes of a GraphDef with Variables that are neither references nor hijax ones.
 
-    Raises:
-      InvalidModuleError: two Variables hold one reference, and would be two.
+    Raises InvalidModuleError if two Variables hold one reference, and would be two.
     """
     plain: list[Any] = []
     for node in nodes:
@@ -241,9 +239,7 @@ def split(
     """A module's GraphDef and its leaves (Variables and bare arrays) in order.
 
     The GraphDef is the one from before, if it holds the very same objects: it knows its slots.
-
-    Raises:
-      InvalidModuleError: a static attribute refers to a node of the module.
+    Raises InvalidModuleError if a static attribute refers to a node of the module.
     """
     graphdef, leaves = flatten(module)
     static = StaticGraphDef(graphdef, tuple(map(_aval, leaves)), origin, given)

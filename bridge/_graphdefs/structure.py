@@ -24,13 +24,10 @@ _NOTES = PYTREE_NOTES | {OBSERVED_PLACE}
 
 
 def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
-    """What is at each path of a GraphDef.
+    """What is at each path of a GraphDef in graph mode.
 
-    Left out are plain dicts with something in them, which are there for it, sown values, which
-    are output rather than state, and metadata that every Variable has.
-
-    Args:
-      graphdef: a GraphDef in graph mode.
+    Left out are plain dicts with something in them, which are there for it, sown values, which are
+    output rather than state, and metadata that every Variable has.
     """
     found: dict[Path, Any] = {}
     first: dict[int, Path] = {}
@@ -51,14 +48,7 @@ def check_references(graphdef: nnx.GraphDef[Any], module: object) -> None:
     """Refuses static attributes, and metadata, that refer to a node of their own module.
 
     A GraphDef takes them as they are, so a merged module would call the one that it was split from:
-    with its parameters, and without gradients.
-
-    Args:
-      graphdef: the module's GraphDef.
-      module: the module.
-
-    Raises:
-      InvalidModuleError: there are such attributes; it names them all.
+    with its parameters, and without gradients. The InvalidModuleError names all such attributes.
     """
     below = nodes_below(module)
     own = {id(node) for node in (*below.objects, *below.variables)}

@@ -37,14 +37,9 @@ class _Place(NamedTuple):
 
 
 class Template:
-    """A GraphDef without the objects that its module was constructed with.
+    """A GraphDef without the objects that its module was constructed with (`Look.objects`).
 
-    Args:
-      graphdef: the GraphDef.
-      objects: what its module was constructed with (`Look.objects`).
-
-    Raises:
-      ValueError: there is anything else in it that may belong to a model.
+    Raises ValueError if there is anything else in it that may belong to a model.
     """
 
     def __init__(self, graphdef: StaticGraphDef, objects: list[Any]):

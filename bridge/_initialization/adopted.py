@@ -18,11 +18,8 @@ def adopt(module: nnx.Module, made: nnx.Module) -> None:
     """Gives a model the state that its initialised copy has and it lacks.
 
     The model gets what the copy's nodes hold, as if the call had been one of its own, and keeps of
-    that what it keeps of such a call. What it has stays the same object with the same value.
-
-    Args:
-      module: the model.
-      made: its copy, in which every object is where it is in the model.
+    that what it keeps of such a call. What it has stays the same object with the same value. Every
+    object of the copy is where it is in the model.
     """
     copies = dict(nnx.iter_graph(made, graph=True))
     pairs = [

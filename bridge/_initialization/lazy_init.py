@@ -91,12 +91,7 @@ def run_initializing(
 ) -> Initialized:
     """Calls `fn` while every ToNNX in `module` creates its variables; undoes its other effects.
 
-    Args:
-      module: the module.
-      fn: the module itself or a method.
-      args: positional arguments of the call.
-      kwargs: keyword arguments of the call.
-      nodes: `nodes_below(module)`, if that is known.
+    `fn` is the module itself or a method; `nodes` is `nodes_below(module)`, if that is known.
     """
     nodes = after = nodes or nodes_below(module)
     snapshot = Snapshot(nodes)
@@ -132,9 +127,7 @@ def _moved(nodes: Nodes, *, is_drawn: bool) -> set[int]:
     the first call would draw the same keys again. A wrapper says which keys it has drawn for
     variables. NNX does not, so every draw from the stream for parameters counts.
 
-    Args:
-      nodes: what was there before the call.
-      is_drawn: whether there are new parameters.
+    `nodes` is what was there before the call; `is_drawn` says whether there are new parameters.
     """
     holders = [node for node in nodes.objects if isinstance(node, LinenHolder)]
     moved = {id(count) for holder in holders for count in holder.stream_counts()}
@@ -162,12 +155,7 @@ def initialized(
     and takes its mean over the axis. Only axes are bound that a module names as it does: JAX does
     not say which axis a program asks for but in the text of its error.
 
-    Args:
-      module: the module.
-      method: module -> the method to call.
-      args: positional arguments of the call.
-      kwargs: keyword arguments of the call.
-      nodes: `nodes_below(module)`.
+    `method` returns the method to call of the module that it is given.
     """
     try:
         return run_initializing(module, method(module), args, kwargs, nodes)

@@ -23,9 +23,6 @@ class Snapshot:
 
     Objects, dicts and lists are put back to what they were and held, Variables to their values, so
     it does not matter how a call has changed them.
-
-    Args:
-      nodes: the nodes of the model.
     """
 
     def __init__(self, nodes: Nodes):
@@ -86,13 +83,10 @@ class Snapshot:
                 object.__setattr__(node, "__class__", kind)
 
     def restore_values(self, moved: Collection[int]) -> list[nnx.Variable[Any]]:
-        """Puts back the values and the metadata of Variables.
+        """Puts back the metadata of Variables, and their values unless their ids are in `moved`.
 
-        Args:
-          moved: the ids of Variables that keep their values.
-
-        Returns:
-          The others that do, because the call has donated the old values to a program.
+        Returns the other Variables that keep their new values, because the call has donated the old
+        ones to a program.
         """
         donated: list[nnx.Variable[Any]] = []
         for variable, value, metadata in self._variables:

@@ -16,10 +16,8 @@ Shape = tuple[int, ...]
 class Seen:
     """What was seen of one instance of a Linen layer.
 
-    Attributes:
-      fields: its fields by name.
-      input: the shape of the first array that it was called with, None if there was none.
-      variables: its variables or their shapes, by collection.
+    `input` is the shape of the first array that it was called with, None if there was none.
+    `variables` are its variables or their shapes, by collection.
     """
 
     fields: Mapping[str, Any]
@@ -43,11 +41,8 @@ SizeOf = Callable[[Seen], Any]
 class KeptByPath(NamedTuple):
     """A dict in which an NNX layer keeps leaves by their path in the layer that it normalises.
 
-    Linen keeps them in variables with a slash in their name, such as `Dense_0/kernel/u`.
-
-    Attributes:
-      attribute: the name of the dict.
-      leaf: what Linen calls the leaf; None if that is the last part of the path.
+    Linen keeps them in variables with a slash in their name, such as `Dense_0/kernel/u`. `leaf` is
+    what Linen calls the leaf, None if that is the last part of the path.
     """
 
     attribute: str

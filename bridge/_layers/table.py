@@ -184,10 +184,8 @@ def without_nnx_class(
 ) -> str | None:
     """The Linen class that a leaf belongs to, if it is one without an NNX class.
 
-    Args:
-      collection: the leaf's collection.
-      path: its path.
-      siblings: the names beside the leaf's module, which tell some classes whatever their name is.
+    `siblings` are the names beside the leaf's module, which tell some classes whatever their name
+    is.
     """
     for row in _WITHOUT_NNX:
         names = row.linen_names - _linen_names

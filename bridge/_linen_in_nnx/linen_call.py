@@ -45,14 +45,9 @@ _NO_VARIABLES = (
 class LinenCall:
     """A call that is prepared, run, and committed; nothing changes before it is committed.
 
-    Args:
-      wrapper: the ToNNX.
-      method: a name or a function of the Linen module, None for a call.
-      args: the method's positional arguments.
-      kwargs: the method's keyword arguments.
-      rngs: keys for this call, None for the wrapper's streams.
-      mutable: the collections that the call may update, None for what the wrapper says.
-      capture_intermediates: as for Linen's `apply`.
+    `method` is a name or a function of the Linen module, None for a call. `rngs` are keys for this
+    call, None for the wrapper's streams. `mutable` are the collections that the call may update,
+    None for what the wrapper says. `capture_intermediates` is as for Linen's `apply`.
 
     Raises:
       InvalidMethodError: there is no such method.
@@ -121,8 +116,7 @@ class LinenCall:
     def commit(self) -> None:
         """Puts what the call has changed into the wrapper, all of it or none.
 
-        Raises:
-          TraceContextError: a Variable or a stream belongs to another trace.
+        Raises TraceContextError if a Variable or a stream belongs to another trace.
         """
         if self._updates:
             changed = self._changed()

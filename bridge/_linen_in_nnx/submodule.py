@@ -43,10 +43,7 @@ class LinenSubmodule(dict[Any, Any]):
     A submodule or method may be called like a method of dict. The arguments of a call say which of
     the two it means. A Variable of such a name is the attribute, unless it is `items`.
 
-    Args:
-      owner: the ToNNX.
-      path: where the submodule is in it.
-      of_dict: the method of the dict above that has its name, None if there is none.
+    `of_dict` is the method of the dict above that has its name, None if there is none.
     """
 
     __slots__ = ("__weakref__", "_of_dict", "_owner", "_path")
@@ -216,14 +213,9 @@ ABSENT: Any = object()
 def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Any:
     """An attribute of a Linen module in a ToNNX, as the bound Linen module has it.
 
-    Args:
-      owner: the ToNNX.
-      path: where the module is, empty for the wrapped one itself.
-      name: the attribute.
-
-    Returns:
-      Submodules as `LinenSubmodule`s, methods so that a call goes through the wrapper, and anything
-      else as it is; `ABSENT` if there is no such attribute.
+    `path` is where the module is, empty for the wrapped one itself. Returns submodules as
+    `LinenSubmodule`s, methods so that a call goes through the wrapper, and anything else as it is;
+    `ABSENT` if there is no such attribute.
     """
     if name in OF_LINEN:
         return ABSENT
@@ -272,16 +264,10 @@ def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: 
     """Refuses what is assigned to a list, tuple or dict of submodules.
 
     Linen keeps their variables under the name of each item (`blocks_0`), so an attribute of the
-    name of the list (`blocks`) would be read by nobody.
+    name of the list (`blocks`) would be read by nobody. `path` is where the module with the list
+    is, empty for the wrapped one itself.
 
-    Args:
-      owner: the ToNNX.
-      path: where the module with the list is, empty for the wrapped one itself.
-      name: the attribute.
-      value: what is assigned.
-
-    Raises:
-      InvalidModuleError: `value` has Variables in it, and is or replaces such a container.
+    Raises InvalidModuleError if `value` has Variables in it, and is or replaces such a container.
     """
     is_container, is_mapping = isinstance(value, list | tuple | Mapping), isinstance(value, Mapping)
     is_part = not is_container or isinstance(value, LinenSubmodule)

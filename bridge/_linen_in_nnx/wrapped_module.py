@@ -58,10 +58,8 @@ def field_names(module: nn.Module) -> set[str]:
 def call_signature(wrapper: type[nnx.Module], module: nn.Module) -> inspect.Signature:
     """The arguments of a ToNNX's call: those of the Linen module's, and the wrapper's own.
 
-    `nnx.Sequential` hands a keyword only to layers whose signature has it.
-
-    Raises:
-      AttributeError: the Linen module cannot be called, so the wrapper's class answers.
+    `nnx.Sequential` hands a keyword only to layers whose signature has it. Raises AttributeError if
+    the Linen module cannot be called, so that the wrapper's class answers.
     """
     if not callable(module):
         raise AttributeError("__signature__")

@@ -113,7 +113,7 @@ def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
 def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool = False) -> None:
     """Sets an attribute to a value that is not a part, beside a part that lives there unseen.
 
-    `keeps_part` says whether a part stays that has been what a read returns.
+    With `keeps_part`, a part that reads have returned so far stays as well.
     """
     held = vars(module).get(name)
     if keeps_part or (is_part(held) and name in names_of(module)):

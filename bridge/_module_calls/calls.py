@@ -148,13 +148,9 @@ class ModuleCall:
         name: str | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> ModuleInCall:
-        """Makes a module part of the call.
+        """Makes a module part of the call, under a parent and a name there if it has them.
 
-        Args:
-          module: the module.
-          parent: the module that it belongs to.
-          name: its name there, None if it has none.
-          rngs: its streams, None for its own or those of the parent.
+        `rngs` are its streams, None for its own or those of the parent.
         """
         own = attributes_of(module)
         if rngs is None:
@@ -259,9 +255,7 @@ def innermost(record: ModuleInCall | None) -> Iterator[None]:
 def joined_record(module: LinenStyle, *, is_copy: bool = False) -> ModuleInCall | None:
     """The record of a module in the call that runs, also of a copy that a transform has made.
 
-    Args:
-      module: the module.
-      is_copy: whether it is known to be such a copy; one that has a scope is.
+    `is_copy` says whether it is known to be such a copy; one that has a scope is.
     """
     top = joined()
     if top is None:

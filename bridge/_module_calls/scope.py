@@ -81,8 +81,7 @@ def is_of_linen(rngs: nnx.Rngs) -> bool:
 def as_rngs(rngs: object, where: str) -> nnx.Rngs:
     """Streams of an `rngs` argument: an `nnx.Rngs` as it is, a number, a key, keys by name, None.
 
-    Raises:
-      InvalidRngsError: it has another form.
+    Raises InvalidRngsError if it has another form.
     """
     if isinstance(rngs, nnx.Rngs):
         return rngs

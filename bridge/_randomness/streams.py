@@ -23,15 +23,8 @@ DROPOUT = "dropout"
 def sources(rngs: object, where: str) -> dict[str, Any]:
     """The streams or keys of an `rngs` argument, by Linen's names.
 
-    Args:
-      rngs: an `nnx.Rngs`, a stream, a key, a mapping of these by name, or None.
-      where: who was given it, for the error.
-
-    Returns:
-      A stream or key by name; `default` serves as `params` where there is none.
-
-    Raises:
-      InvalidRngsError: `rngs` has another form.
+    `rngs` is an `nnx.Rngs`, a stream, a key, a mapping of these by name, or None; anything else
+    raises InvalidRngsError. `default` serves as `params` where there is none.
     """
     if rngs is None:
         found: dict[str, Any] = {}
@@ -53,18 +46,11 @@ def sources(rngs: object, where: str) -> dict[str, Any]:
 
 
 def owned(rngs: object, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
-    """The streams that a wrapper keeps, from its `rngs` argument.
+    """The streams that a wrapper keeps, and the names of those made of plain keys.
 
-    Args:
-      rngs: an `nnx.Rngs`, which is forked, a key, a mapping of keys by name, or None.
-      where: who was given it, for the error.
-
-    Returns:
-      (streams, names of the streams made of plain keys). The first draw of a stream is a key
-      derived from its own, but Linen's `init` starts from the very key it is given.
-
-    Raises:
-      InvalidRngsError: `rngs` has another form.
+    `rngs` is an `nnx.Rngs`, which is forked, a key, a mapping of keys by name, or None; anything
+    else raises InvalidRngsError. The first draw of a stream is a key derived from its own, but
+    Linen's `init` starts from the very key it is given.
     """
     if rngs is None:
         return None, frozenset()
@@ -126,15 +112,12 @@ def fold_path(key: jax.Array, path: tuple[Any, ...]) -> Any:
 
 
 def stream_for(tag: str | None, rngs: Mapping[str, Any], *, is_stored: bool = True) -> str | None:
-    """Which of the call's streams seeds a stream of this tag.
+    """Which of the call's streams seeds a stream of this tag, its name when it was made.
 
     A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all. Of several
     keys it gets that of `dropout`, which most layers that draw in a call ask for.
 
-    Args:
-      tag: the stream's name when it was made.
-      rngs: the call's keys.
-      is_stored: whether the variables have the stream, which `params` does not replace then.
+    `is_stored` says whether the variables have the stream, which `params` does not replace then.
     """
     names = set(rngs)
     # Iteration includes streams that another one replaces.

@@ -26,9 +26,7 @@ def to_bits(value: Any) -> Any:
 def from_bits(like: object, value: object) -> Any:
     """Keys of the implementation of `like` from their bits; the inverse of `to_bits`.
 
-    Args:
-      like: keys, possibly abstract; for anything else `value` stays as it is.
-      value: bits, or keys already.
+    `like` may be abstract; if it is no key, `value` stays as it is. So do keys.
     """
     if not is_key(like) or is_key(value) or not hasattr(value, "dtype"):
         return value

@@ -25,13 +25,8 @@ def is_eager(option: bool | None) -> bool:
 def in_shards(leaves: Neutral, option: bool | None, where: str) -> Neutral:
     """Leaves that are new in a wrapper, sharded over the mesh in force as its option says.
 
-    Args:
-      leaves: the leaves.
-      option: the wrapper's `eager_sharding`, None for what Flax does natively.
-      where: the wrapper, for the error.
-
-    Raises:
-      ShardingError: an annotation does not fit the mesh.
+    `option` is the wrapper's `eager_sharding`, None for what Flax does natively. Raises
+    ShardingError if an annotation does not fit the mesh.
     """
     annotated = {
         address: leaf
@@ -55,11 +50,9 @@ def constructed(
     and where there is none. A module that Flax refuses for that is constructed a second time, and
     then the Variables that do fit are sharded.
 
-    Args:
-      construct: makes the module, each time another one.
-      option: the wrapper's `eager_sharding`, None for what Flax does natively.
-      where: the wrapper, for errors.
-      is_abstract: whether only shapes and metadata count; then nothing is sharded.
+    `construct` makes another module each time. `option` is the wrapper's `eager_sharding`, None for
+    what Flax does natively. If `is_abstract`, only shapes and metadata count, and nothing is
+    sharded.
     """
     has_flax_mesh = meta.get_global_mesh() is not None
     # Without a mesh, True is an error, which Flax raises.

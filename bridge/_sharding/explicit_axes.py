@@ -38,14 +38,8 @@ def all_auto(mesh: M) -> M:
 def init_in_auto_axes(init: Callable[..., Any], *inputs: object, eager: bool) -> Any:
     """What `init(*inputs)` returns, computed with all axes Auto, in its annotated sharding.
 
-    Args:
-      init: a function that returns Linen variables.
-      *inputs: its arguments; nothing that `init` closes over may be an array of this mesh.
-      eager: whether the annotations count; if not, all leaves are replicated.
-
-    Returns:
-      The variables. A leaf without an annotation, or with one that does not fit the mesh, is
-      replicated.
+    Nothing that `init` closes over may be an array of this mesh. A leaf without an annotation, or
+    with one that does not fit the mesh, is replicated; so are all leaves if not `eager`.
     """
     mesh = jax.sharding.get_abstract_mesh()
     given = Arrays(inputs)
@@ -71,15 +65,11 @@ def init_in_auto_axes(init: Callable[..., Any], *inputs: object, eager: bool) ->
 def sharded(tree: object, where: str, *, strict: bool, mesh: AnyMesh | None = None) -> Any:
     """A tree of Variables or Linen variables with every array in its annotated sharding.
 
-    Args:
-      tree: the arrays, with or without boxes.
-      where: what the tree belongs to, for the error.
-      strict: whether every annotation has to name axes of the mesh in force. If not, a leaf with
-      other names is left as it is, and so are all leaves without a mesh.
-      mesh: the mesh to shard over, None for the one in force.
+    If `strict`, every annotation has to name axes of the mesh in force. If not, a leaf with other
+    names is left as it is, and so are all leaves without a mesh. `mesh` is None for the one in
+    force.
 
-    Raises:
-      ShardingError: an annotation does not fit the mesh; strict: there is no mesh in force.
+    Raises ShardingError if an annotation does not fit the mesh or, if `strict`, there is no mesh.
     """
     own, mesh = mesh, mesh_in_force() if mesh is None else mesh
     if mesh.empty and not strict:

@@ -34,7 +34,9 @@ def shardings(
     uneven: bool = False,
     is_own: bool = False,
 ) -> list[NamedSharding]:
-    """The sharding of every array of a tree, in the order of `jax.tree.leaves`.
+    """The sharding of every array of a tree; what is not annotated is replicated.
+
+    The shardings are in the order of `jax.tree.leaves`.
 
     Args:
       tree: Linen variables or a State; the leaves arrays or abstract arrays, with or without boxes.
@@ -45,9 +47,6 @@ def shardings(
       foreign: whether a leaf with names that are not axes of the mesh is replicated, or an error.
       uneven: whether dimensions need not be divisible.
       is_own: whether the leaves bring the mesh, for the error.
-
-    Returns:
-      One `NamedSharding` for each array; what is not annotated is replicated.
 
     Raises:
       ShardingError: the mesh lacks an axis that a leaf names, or a dimension cannot be divided.
