@@ -46,13 +46,14 @@ def kept_definition_text(collection: str) -> str:
 
 
 def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
-    """The warning about an update in a collection that is not mutable."""
+    """The warning, or the error, about an update in a collection that is not mutable."""
     effect = (
         "the next call draws the same key" if is_rng else "the next call starts from the old values"
     )
     return (
-        f"{where} updated collection {collection!r}, which is not mutable, so the update is"
-        f" dropped and {effect}; keep it with apply(…, mutable=[{collection!r}])"
+        f"{where} updated collection {collection!r}, which is not mutable, so the update is not"
+        f" kept and {effect}; pass mutable=[{collection!r}] to the outermost call, to apply or to"
+        " the call of a ToNNX"
     )
 
 

@@ -27,13 +27,13 @@ from ._trees import linen_nodes, linen_text, nnx_nodes, nnx_text
 from ._writing import linen_variables, write_nnx
 
 T = TypeVar("T")
-Target = TypeVar("Target", bound=ModelTree, covariant=True)
-TargetTree = TypeVar("TargetTree", bound=ModelTree)
+_Target = TypeVar("_Target", bound=ModelTree, covariant=True)
+_Tree = TypeVar("_Tree", bound=ModelTree)
 
 _NNX = nnx.Pytree | nnx.State
 
 
-class Plan(Generic[Target]):
+class Plan(Generic[_Target]):
     """The pairs of leaves of Linen variables and an NNX model, and the problems with them.
 
     Made by `plan`. A plan reads and writes nothing until `apply`.
@@ -131,7 +131,7 @@ class Plan(Generic[Target]):
             self._found, self._variables, self._model, self.left_alone, to_nnx=not self.to_nnx
         )
 
-    def apply(self) -> Target:
+    def apply(self) -> _Target:
         """Moves the values: all of them, or none.
 
         Returns:
@@ -237,9 +237,7 @@ class Plan(Generic[Target]):
         return tuple(self._variables)
 
 
-def plan(
-    source: ModelTree, target: TargetTree, rules: Mapping[str, str] | None = None
-) -> Plan[TargetTree]:
+def plan(source: ModelTree, target: _Tree, rules: Mapping[str, str] | None = None) -> Plan[_Tree]:
     r"""Plans how to move the values of one model into its re-implementation.
 
     Flax's own layers are matched by rules of their own, and everything else by name. A module with

@@ -258,5 +258,5 @@ def test_a_model_that_needs_no_rules_is_told_so(capsys, place):
 def test_help_tells_the_sections_and_how_a_missing_dropout_shows(capsys):
     out = " ".join(run(capsys, "parity", "--help").out.split())
     assert ", ".join(SECTIONS) in out
-    assert "dropout that one of them lacks" in out
+    assert "a missing dropout or another rate changes no number" in out
     assert "--sections outputs,layers,fields" in out

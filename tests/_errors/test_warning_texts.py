@@ -46,12 +46,12 @@ TEXTS = {
     "lost": (
         warning_texts.lost_update_text("W", "batch_stats", False),
         "'batch_stats'",
-        "apply(…, mutable=['batch_stats'])",
+        "mutable=['batch_stats'] to the outermost call",
     ),
     "lost key": (
         warning_texts.lost_update_text("W", "RngCount", True),
         "draws the same key",
-        "apply(…, mutable=['RngCount'])",
+        "mutable=['RngCount'] to the outermost call",
     ),
     "untold": (warning_texts.untold_change_text("W", ["a/b"]), "a/b", "mutable=['nnx'"),
     "removed": (warning_texts.lifted_removal_text("W", ["a/b"]), "a/b", "outside of the transform"),
