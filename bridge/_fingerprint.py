@@ -68,7 +68,7 @@ _DEEPEST_SET = 3
 class Fingerprint(NamedTuple):
     """What a value held when it was looked at (`key`).
 
-    `identities` are numbers for the arrays and objects in it that are told by identity.
+    `identities` are numbers for the arrays and objects in it that are compared by identity.
     """
 
     key: tuple[Any, ...]
@@ -316,9 +316,9 @@ _IMMUTABLE = frozenset({FrozenDict, DATA_ATTRIBUTES, jax.tree_util.PyTreeDef})
 
 
 def _base(cls: type) -> type | None:
-    """What a class is derived from, None if something in its instances is only visible to C.
+    """The built-in base of a class; None if its instances hold something that only C code can see.
 
-    That is so if they need more memory than what Python has put into them, as `pickle` finds out.
+    As in `pickle`, this is so if an instance is larger than what Python itself has put into it.
     """
     base = next(b for b in cls.__mro__ if b in _PARTS)
     own = [vars(owner).values() for owner in cls.__mro__ if owner not in _PARTS]

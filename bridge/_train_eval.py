@@ -72,11 +72,11 @@ def filled(
     """A call as it would be written with the modes' arguments in it.
 
     `target` is the module that the method belongs to: `module`, or a submodule. Only the signature
-    of `function`, an unbound method, matters. `args` come without `self`. `modes` has `train` if it
+    of the unbound method `function` matters. `args` come without `self`. `modes` has `train` if it
     was set by itself, and otherwise what follows from the others.
 
-    An argument that the method takes by position is passed by position, as `static_argnums` of
-    `nn.remat` and `nn.jit` want it.
+    An argument that the method takes by position is passed by position, because `static_argnums` of
+    `nn.remat` and `nn.jit` need it there.
     """
     if not modes:
         return Filled(args, kwargs, {}, {}, opens_state=False)
@@ -104,7 +104,7 @@ def filled(
 def applied(modes: Mapping[str, Any], wrapper: nnx.Pytree | None = None) -> Iterator[None]:
     """Modes for the Linen modules that are called in this block, and the NNX modules within.
 
-    A model that is called in the block but is not part of the module has its own modes, or none.
+    A model that is called in the block but does not belong to the module keeps its own modes.
     """
     token = _in_force.set((modes, wrapper))
     try:

@@ -60,6 +60,6 @@ class Shaped(Protocol):
 def is_shaped(leaf: object) -> TypeGuard[Shaped]:
     """Whether a leaf is an array, concrete, traced or abstract.
 
-    Not `isinstance` with a Protocol, which takes ten times as long.
+    `isinstance` with a Protocol would take ten times as long.
     """
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")

@@ -16,9 +16,9 @@ _HASHED = (bool, int, float, str, bytes)
 class HeldModule:
     """A Linen module that equals another if a program cannot distinguish them.
 
-    A Linen module compares its fields with `==`. For a field that is an array this is an array
-    again, and it is true for 2 and 2.0 as well, which are not the same in a program. So these are
-    compared by their fingerprints, in which arrays are told by their bytes.
+    A Linen module compares its fields with `==`. For arrays the result is another array, and `==`
+    also holds for 2 and 2.0, which a program distinguishes. So fields are compared by their
+    fingerprints, which hold the bytes of arrays.
     """
 
     module: nn.Module

@@ -63,7 +63,7 @@ class LinenHolder(nnx.Module):
 def creates_in_call(kind: type) -> bool:
     """Whether modules of a class create variables when they are called: a ToNNX, a `bridge.Module`.
 
-    The latter is a class of a package above, which says of itself that it is one.
+    `bridge.Module` lives in a package above this one, so a flag on the class marks it.
     """
     return is_linen_style(kind) or issubclass(kind, LinenHolder)
 
@@ -127,9 +127,9 @@ def is_own_name(name: str) -> bool:
 
 
 def report_hooks(wrapper: LinenHolder, value: object) -> None:
-    """Says that the hooks of Variables given to a Linen module are not run for what it reads.
+    """Warns that a Linen module does not run the hooks of the Variables that it is given.
 
-    They belong to an NNX module inside, if there is one, which runs them itself.
+    If there is an NNX module inside, it runs them itself, so there is no warning.
     """
     found: list[tuple[Path, Variable]] = []
     if not wrapper.to_nnx__graphdefs:
@@ -277,7 +277,7 @@ def _overlap(a: Address, b: Address) -> bool:
 
 
 def as_arrays(neutral: Neutral) -> Neutral:
-    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into.
+    """The NumPy arrays of a restored checkpoint as JAX arrays, because Variables are written into.
 
     An array whose dtype JAX would cut, such as int64 without `jax_enable_x64`, stays a NumPy array.
     """

@@ -108,9 +108,9 @@ def box_of(var_type: VariableType, leaf: Leaf) -> NNXMeta[Any]:
 
 
 def check_variables(variables: Variables) -> None:
-    """Raises ConversionError if what a user gave is not variables; says what it may be.
+    """Raises ConversionError if what a user gave is not variables; the error says what is allowed.
 
-    `from_variables` itself looks at the collections alone: it runs in calls.
+    `from_variables` checks only the collections, because it runs in every call.
     """
     _check(variables)
     names = [name for name in variables if _SUBMODULE.fullmatch(name)]

@@ -93,8 +93,8 @@ def place(
     and the other leaf goes below its collection's name, at the point where the two meet. The order
     of the leaves does not matter.
 
-    `occupied` has the paths of leaves that are there already. Returns by address the path in the
-    tree, and None or how to find the leaf's own path in it.
+    `occupied` has the paths of leaves that are already there. For each address, the result has the
+    path in the tree and, if the leaf was moved, how to find its own path in it.
     """
     taken: Tree = {}
     for path in occupied:

@@ -75,9 +75,8 @@ def to_leaves(
 ) -> dict[Path, Any]:
     """The inverse of `from_leaves`: Variables (and bare arrays) by path.
 
-    `occupied` has the paths of leaves that are in the tree already. With `all_variables`, arrays
-    that were in no Variable get one, as in a ToNNX: what it holds is Linen's, and an attribute of
-    another kind is not.
+    `occupied` has the paths of leaves that are already in the tree. With `all_variables`, bare
+    arrays become Variables, as in a ToNNX: its Variables are Linen's, its other attributes are not.
     """
     active = registry.current()
     types = {name: active.type_from_name(name) for name in {name for name, _ in neutral}}

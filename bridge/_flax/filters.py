@@ -32,7 +32,7 @@ def _is_name(value: object) -> bool:
 def union(mutable: CollectionFilter, names: Collection[str]) -> Any:
     """The filter that takes these collections too.
 
-    Flax has such a function too, without a public name.
+    Flax's own function for this has no public name.
     """
     if mutable is True:
         return True

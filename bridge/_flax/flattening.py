@@ -17,8 +17,7 @@ from .objects import STATE
 def flatten(module: object) -> tuple[nnx.GraphDef[Any], list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in its order.
 
-    `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
-    again.
+    `nnx.split` would sort the leaves into a nested State, which would then have to be taken apart.
     """
     graphdef, state = nnx.flatten(module, graph=True)
     return graphdef, list(state.leaves)

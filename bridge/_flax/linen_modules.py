@@ -44,9 +44,9 @@ def detached() -> Iterator[None]:
 @_needs_stacks
 @contextlib.contextmanager
 def capturing(intermediates: bool | Callable[[nn.Module, str], bool]) -> Iterator[None]:
-    """Says what `capture_intermediates` says; `nn.apply` does it too, but makes its own scope.
+    """Sets `capture_intermediates` for this block; `nn.apply` would make a scope of its own.
 
-    An interceptor can sow outputs, and cannot keep an outer call from capturing these as well.
+    An interceptor could sow outputs, but could not keep an outer call from capturing them as well.
     """
     _context.capture_stack.append(is_call if intermediates is True else intermediates)
     try:
@@ -108,7 +108,7 @@ def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def children(module: nn.Module) -> dict[str, nn.Module]:
-    """The submodules of a bound Linen module by name, as far as they are there outside of a call.
+    """The submodules of a bound Linen module by name, as far as they exist outside of a call.
 
     They are in its attributes once `setup` has run, which Linen does before it lists attributes.
     """
@@ -123,10 +123,9 @@ def children(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def remove_variable(module: nn.Module, collection: str, path: Sequence[Any]) -> None:
-    """Removes a leaf from a mutable collection of a bound Linen module, with what it leaves empty.
+    """Removes a leaf from a mutable collection of a bound Linen module, and mappings left empty.
 
-    `put_variable` merges, and `mutable_variables` is a copy where Flax is told to return
-    FrozenDicts.
+    `put_variable` merges, and `mutable_variables` is a copy if Flax is set to return FrozenDicts.
     """
     scope: Any = module.scope
     tree = scope.mutable_variables().get(collection)
@@ -160,7 +159,7 @@ def shares_scope(module: nn.Module) -> bool:
 def is_lifted(module: nn.Module) -> bool:
     """Whether a bound module is inside a lifted transform, which makes a root scope of its own.
 
-    Only the name that Flax shows for the scope, such as `jit(encoder)`, says so.
+    Only the name that Flax shows for the scope, such as `jit(encoder)`, reveals it.
     """
     root: Any = module.scope and module.scope.root
     return root is not None and tuple(root.debug_path) != tuple(root.path)
@@ -173,10 +172,10 @@ def _is_same_place(a: Scope, b: Scope) -> bool:
 
 @contextlib.contextmanager
 def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
-    """Other values for fields of a bound Linen module during one method call.
+    """Gives fields of a bound Linen module other values during one method call.
 
-    `clone` makes another module with another scope; this one has to keep its place in the tree. The
-    instance is the one that Linen made for this very call, so nobody else sees it.
+    `clone` would make another module with another scope, but this one has to keep its place in the
+    tree. Linen made the instance for this very call, so nobody else sees the change.
     """
     before = {name: getattr(module, name) for name in fields}
     for name, value in fields.items():

@@ -13,9 +13,10 @@ _FILE = axes_scan.__file__
 def is_looking_for_constants() -> bool:
     """Whether a call is part of a trace in which `nn.scan` runs only what is constant.
 
-    Since Flax 0.12.9 the trace must have no effect, such as that of `jax.debug.callback`: `nn.scan`
-    takes an effect for a dependency on the scan's inputs, and raises. Flax has no name for the
-    trace. If the argument that says it is gone, nothing is found, and `nn.scan` raises its error.
+    Since Flax 0.12.9 such a trace must have no effect, such as that of `jax.debug.callback`:
+    `nn.scan` takes an effect for a dependency on the scan's inputs, and raises. Flax has no name
+    for the trace, so an argument identifies it. If that argument is gone, the answer is False, and
+    `nn.scan` raises.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

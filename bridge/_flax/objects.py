@@ -68,8 +68,8 @@ def is_initializing(node: nnx.Pytree) -> bool:
     """Whether `lazy_init` is running through this module.
 
     The flag is Flax's own, so that its bridge and this one initialise each other's wrappers. It is
-    part of the GraphDef: a thread-local would not be part of the cache key of an `nnx.jit` inside
-    the model.
+    part of the GraphDef, and so of the cache key of an `nnx.jit` inside the model; a thread-local
+    would not be.
     """
     return vars(node)[STATE].initializing
 
@@ -93,9 +93,9 @@ def noted_data(
 ) -> dict[str, Any]:
     """The note about what is data for an object that keeps some attributes of a call.
 
-    Assigning each attribute again would do, but goes through the `__setattr__` of the user's class.
+    Assigning each attribute again would work, but runs the `__setattr__` of the user's class.
     `made` has the names of the attributes that are kept from the call. Returns the attribute with
-    the note, {} for a node that has none.
+    the note, or {} for a node that has none.
     """
     if DATA_NOTE not in before:
         return {}
@@ -130,9 +130,9 @@ def unflattened(
 def mark_arrays_as_data(nodes: Iterable[nnx.Pytree]) -> None:
     """Makes array attributes that are not Variables data, whatever they are while traced.
 
-    Flax 0.12.8 tells arrays by `issubclass`, which a tracer's type fails, and then keeps the tracer
-    as a static attribute. `nnx.data` at the assignment would do, but the constructors are the
-    user's.
+    Flax 0.12.8 recognises arrays by `issubclass`, which fails for a tracer's type, and then keeps
+    the tracer as a static attribute. `nnx.data` at the assignment would help, but users write the
+    constructors.
     """
     for node in nodes:
         for name, value in list(vars(node).items()):

@@ -37,9 +37,9 @@ class PassedValues:
         self._passed: dict[int, tuple[Any, list[_Source]]] = {}
 
     def are_same(self, after: object, before: object) -> bool:
-        """Whether two pytrees hold the same values, whatever has handed them on.
+        """Whether two pytrees hold the same values, even if operations have passed them on.
 
-        Gradients do not count: `stop_gradient` hands a value on.
+        Gradients do not count: `stop_gradient` passes a value on.
         """
         if after is before:
             return True
@@ -107,7 +107,7 @@ class PassedValues:
     def _source(
         self, equation: AnyEquation, place: int, are_same_cases: Callable[[Sequence[Any]], bool]
     ) -> _Source:
-        """Which input an equation hands on as its output in this place, None if it makes it.
+        """Which input an equation passes on as its output in this place, None if it computes it.
 
         `are_same_cases` says whether inputs are one value, so that it does not matter which is
         chosen.

@@ -21,9 +21,9 @@ _VERSIONS = f"Flax {flax.__version__} with JAX {jax.__version__}"
 
 
 def part(module: str, name: str, check: Callable[[Any], Any] = bool) -> Any:
-    """A part of a library, or what raises `UnsupportedFlaxError` as soon as it is used.
+    """A part of a library, or a stand-in that raises `UnsupportedFlaxError` when it is used.
 
-    `check` tries the part; it holds unless this raises or returns something false.
+    `check` tries the part, which is unusable if this raises or returns something false.
     """
     try:
         found = getattr(importlib.import_module(module), name)
@@ -34,10 +34,10 @@ def part(module: str, name: str, check: Callable[[Any], Any] = bool) -> Any:
 
 
 def required(what: str, check: Callable[[], Any]) -> Callable[[F], F]:
-    """Marks a function that stands on a part without a public way.
+    """Marks a function that needs a part of Flax for which there is no public way.
 
-    `check` tries the part; it holds unless this raises or returns something false. The decorator
-    leaves the function as it is, or replaces it by one that raises `UnsupportedFlaxError`.
+    `check` tries the part, which is unusable if this raises or returns something false. Then the
+    decorator replaces the function by one that raises `UnsupportedFlaxError`.
     """
     problem = _problem(check)
 
@@ -49,10 +49,10 @@ def required(what: str, check: Callable[[], Any]) -> Callable[[F], F]:
 
 
 def holds(what: str, check: Callable[[], Any], instead: str, loses: str) -> bool:
-    """Whether a part that has a public way is there; warns if it is not.
+    """Whether a part that has a public alternative is there; warns if it is not.
 
-    `check` is as for `required`, `instead` is the public way that takes over, and `loses` says what
-    that way does not do.
+    `check` is as for `required`, `instead` is the public alternative, and `loses` says what that
+    does not do.
     """
     problem = _problem(check)
     if problem is not None:

@@ -170,8 +170,7 @@ class LazyKeys(Mapping[str, Any]):
 def used_streams(counters: Mapping[Any, Any]) -> set[str]:
     """The streams that were asked for a key, from the counters of a Linen scope and its children.
 
-    A lifted transform shares the counters with its body, which is why they tell more than the scope
-    itself could.
+    A lifted transform shares the counters with its body, so they know more than the scope itself.
     """
     used: set[str] = set()
     for name, count in counters.items():
@@ -195,9 +194,9 @@ class ImmutableScopeError(flax_errors.ModifyScopeVariableError):
 class StreamScope(Scope):
     """A Linen scope that draws keys when a module asks for them.
 
-    Flax's scope wants every key at the start and hands all of them to every child, which would
-    advance each RNG stream in each call. What is overridden here is public, and so are the
-    attributes `rngs` and `rng_counters`. Flax makes the counters, of the names alone.
+    Flax's scope wants every key at the start and passes all of them to every child, which would
+    advance each RNG stream in each call. The methods overridden here are public, and so are the
+    attributes `rngs` and `rng_counters`. Flax makes the counters from the names only.
     """
 
     rngs: Any

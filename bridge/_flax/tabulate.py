@@ -35,10 +35,11 @@ def uncounted(function: F) -> F:
 
 
 def mark_tabulated(nodes: Sequence[nnx.Pytree], around: nnx.Pytree | None) -> None:
-    """Makes objects count as the node that they are made inside of, if `nnx.tabulate` runs.
+    """Makes objects count as the node that created them, if `nnx.tabulate` is running.
 
-    It patches the methods of every class in a model, and the patched ones look for an id that it
-    put on the objects it found; those that a wrapped module makes while it is called have none.
+    `nnx.tabulate` patches the methods of every class in a model. The patched methods look for an id
+    that it put on the objects it found, and objects that a wrapped module makes during its call
+    have none.
     """
     own = None if around is None else vars(around).get(_TABULATE_ID)
     for node in nodes if own is not None else ():

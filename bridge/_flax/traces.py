@@ -114,9 +114,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 def live_inputs(function: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any]) -> set[str]:
     """The names of the inputs that the result of a function depends on.
 
-    The function is traced, and not computed; it returns a tree of arrays and plain values. An input
-    that only reaches values which nobody uses does not count. Where the result holds an object that
-    JAX cannot look into, every input counts.
+    The function returns a tree of arrays and plain values; it is traced, not computed. An input
+    that only reaches unused values does not count. If the result holds an object that JAX cannot
+    look into, every input counts.
     """
     opaque: list[Any] = []
 
@@ -169,10 +169,10 @@ def _evaluates_partially() -> bool:
 
 @required("jax.interpreters.partial_eval.JaxprTrace", _evaluates_partially)
 def partially_evaluate(function: Callable[..., T], *inputs: jax.ShapeDtypeStruct) -> T:
-    """Runs only what does not depend on the abstract inputs; what does is unknown in the output.
+    """Runs only what does not depend on the abstract inputs; the rest is unknown in the output.
 
     Linen's `lazy_init` did so too, up to Flax 0.12.8. Since then it runs everything, with zeros for
-    the abstract inputs, also where a variable depends on their values.
+    the abstract inputs, even if a variable depends on their values.
     """
     with take_current_trace() as current, eval_context(), take_current_trace() as outermost:
         is_outermost = current is outermost

@@ -78,9 +78,9 @@ LATER: Any = 0
 
 
 def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
-    """Says that Variables were made with eager sharding on, which were made with `LATER`.
+    """Marks Variables that were made with `LATER` as made with eager sharding.
 
-    Those that are made abstractly, or where there is no mesh, are to be equal to the others.
+    Variables made abstractly, or without a mesh, must equal the others.
     """
     for variable in variables:
         try:

@@ -22,8 +22,8 @@ class BoundProgram:
 
     `leaves` are their Variables and bare arrays, in the order of their GraphDef, and `arrays` the
     bare arrays among them. `program` is what is compiled for this structure. `is_plain` says
-    whether a program changes a value only by returning another one. Into a reference it writes, as
-    into a hijax Variable.
+    whether a program changes values only by returning new ones; it writes into references and hijax
+    Variables.
     """
 
     def __init__(self, modules: tuple[Any, ...], leaves: list[Any], program: Program):

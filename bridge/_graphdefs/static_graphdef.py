@@ -138,10 +138,10 @@ class StaticGraphDef(nnx.GraphDef[Any]):
 
     @property
     def look(self) -> Look:
-        """What it held when it was first compared or stored, for whoever made it.
+        """What it held when it was first compared or stored.
 
-        Python's own `==` does not tell: two lambdas of one line are never equal, an array has none,
-        and 1 == 1.0 == True, which programs compute different things with.
+        Python's `==` is no help: two lambdas made by the same line are never equal, arrays have no
+        truth value, and 1 == 1.0 == True, although programs compute different things with them.
         """
         if not hasattr(self, "_look"):
             # A pytree of avals need not be hashable.
@@ -208,7 +208,7 @@ def as_static(graphdef: nnx.GraphDef[Any]) -> StaticGraphDef:
 def _with_plain_variables(nodes: Iterable[Any]) -> list[Any]:
     """The nodes of a GraphDef with Variables that are neither references nor hijax ones.
 
-    Raises InvalidModuleError if two Variables hold one reference, and would be two.
+    Raises InvalidModuleError if two Variables hold one reference, because they would become two.
     """
     plain: list[Any] = []
     for node in nodes:
@@ -238,8 +238,8 @@ def split(
 ) -> tuple[StaticGraphDef, list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in order.
 
-    The GraphDef is the one from before, if it holds the very same objects: it knows its slots.
-    Raises InvalidModuleError if a static attribute refers to a node of the module.
+    If an earlier GraphDef holds the very same objects, that one is returned, because its slots are
+    known. Raises InvalidModuleError if a static attribute refers to a node of the module.
     """
     graphdef, leaves = flatten(module)
     static = StaticGraphDef(graphdef, tuple(map(_aval, leaves)), origin, given)

@@ -26,8 +26,8 @@ _NOTES = PYTREE_NOTES | {OBSERVED_PLACE}
 def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
     """What is at each path of a GraphDef in graph mode.
 
-    Left out are plain dicts with something in them, which are there for it, sown values, which are
-    output rather than state, and metadata that every Variable has.
+    It leaves out plain dicts that are not empty, because their items are listed; sown values, which
+    are output rather than state; and metadata that every Variable has.
     """
     found: dict[Path, Any] = {}
     first: dict[int, Path] = {}
@@ -47,7 +47,7 @@ def tracers(graphdef: nnx.GraphDef[Any]) -> dict[Path, list[Any]]:
 def check_references(graphdef: nnx.GraphDef[Any], module: object) -> None:
     """Refuses static attributes, and metadata, that refer to a node of their own module.
 
-    A GraphDef takes them as they are, so a merged module would call the one that it was split from:
+    A GraphDef keeps them as they are, so a merged module would call the one that it was split from:
     with its parameters, and without gradients. The InvalidModuleError names all such attributes.
     """
     below = nodes_below(module)

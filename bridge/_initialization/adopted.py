@@ -17,9 +17,9 @@ from .snapshot import Snapshot, fill, is_deleted
 def adopt(module: nnx.Module, made: nnx.Module) -> None:
     """Gives a model the state that its initialised copy has and it lacks.
 
-    The model gets what the copy's nodes hold, as if the call had been one of its own, and keeps of
-    that what it keeps of such a call. What it has stays the same object with the same value. Every
-    object of the copy is where it is in the model.
+    The model gets what the copy's nodes hold, as if it had made the call itself, and keeps as much
+    of it as it keeps of such a call. Its own objects and values stay as they are. Every object of
+    the copy must be at its path in the model.
     """
     copies = dict(nnx.iter_graph(made, graph=True))
     pairs = [
@@ -52,8 +52,8 @@ def adopt(module: nnx.Module, made: nnx.Module) -> None:
 def _at(node: Any, path: tuple[Any, ...]) -> Any:
     """What is at a path, None if nothing is.
 
-    A node has one path in the graph. That of a copy is another one if a new submodule that refers
-    to it comes first.
+    A node has one path in the graph, but another one in a copy if a new submodule that refers to it
+    comes first.
     """
     for key in path:
         if isinstance(node, nnx.Pytree):

@@ -71,10 +71,8 @@ def lazy_init(fn: F, /, *args: object, **kwargs: object) -> F:
 class Initialized(NamedTuple):
     """A module after a call has created what only calls create.
 
-    Attributes:
-      module: the module, another one if the call needed an axis.
-      output: what the call returned.
-      donated: the Variables that have other values now, as the call has donated the old ones.
+    `module` is another one if the call needed an axis, and `output` is what the call returned.
+    `donated` are the Variables that have new values because the call donated the old ones.
     """
 
     module: nnx.Module
@@ -123,8 +121,8 @@ def run_initializing(
 def _moved(nodes: Nodes, *, is_drawn: bool) -> set[int]:
     """The ids of the Variables that keep the values that the call has given them.
 
-    Initial values were drawn from their streams, as in native construction: if these were put back,
-    the first call would draw the same keys again. A wrapper says which keys it has drawn for
+    Initial values were drawn from their streams, as in native construction. If the streams were put
+    back, the first call would draw the same keys again. A wrapper knows which keys it has drawn for
     variables. NNX does not, so every draw from the stream for parameters counts.
 
     `nodes` is what was there before the call; `is_drawn` says whether there are new parameters.
@@ -151,11 +149,11 @@ def initialized(
 ) -> Initialized:
     """`run_initializing`, also for a call that needs a mesh axis or `vmap` axis nobody has bound.
 
-    A native `nnx.BatchNorm(axis_name=…)` does not know, as Linen's does, that it is initialised,
-    and takes its mean over the axis. Only axes are bound that a module names as it does: JAX does
-    not say which axis a program asks for but in the text of its error.
+    Unlike Linen's, a native `nnx.BatchNorm(axis_name=…)` does not know that it is being
+    initialised, and takes its mean over the axis. Only axes that a module names are bound, because
+    JAX names the axis that a program asks for only in the text of its error.
 
-    `method` returns the method to call of the module that it is given.
+    `method` maps a module to the method to call.
     """
     try:
         return run_initializing(module, method(module), args, kwargs, nodes)

@@ -21,8 +21,8 @@ from bridge._flax.variables import assign_raw_value, raw_value
 class Snapshot:
     """Every attribute, item and value of a model.
 
-    Objects, dicts and lists are put back to what they were and held, Variables to their values, so
-    it does not matter how a call has changed them.
+    Objects, dicts and lists get their earlier contents back, and Variables their values, however a
+    call has changed them.
     """
 
     def __init__(self, nodes: Nodes):
@@ -67,10 +67,10 @@ class Snapshot:
     def keep_created(self) -> None:
         """Puts back what nodes held, and keeps the state that is new.
 
-        State is new where there was nothing, or something without state: an attribute, an item of a
-        dict, an item at the end of a list, a None. An object that has got state so keeps its other
-        new attributes, and the flags that it set: it may note in them that it has built its
-        variables. What was sown is the output of the call and is not kept.
+        State is new if there was nothing before, or something without state: an attribute, an item
+        of a dict, an item at the end of a list, a None. An object that has got state this way also
+        keeps its other new attributes, and the flags that it set, because they may note that it has
+        built its variables. Sown values are output of the call and are not kept.
         """
         for node, kind, held, before in list(self._nodes.values()):
             if isinstance(held, list):

@@ -32,9 +32,9 @@ _sown_below: ContextVar[set[str] | None] = ContextVar("sown", default=None)
 
 
 class CreatingCall(LinenCall):
-    """A `LinenCall` that creates the variables that are not there, whatever `mutable` says.
+    """A `LinenCall` that creates missing variables, whatever `mutable` says.
 
-    With `creating_variables` it replaces those that are, too.
+    With `creating_variables` it also replaces those that exist.
     """
 
     is_creating = True
@@ -61,8 +61,8 @@ class CreatingCall(LinenCall):
     def _created_in_auto_axes(self) -> dict[str, Any]:
         """All variables, bare; what the call creates is made with all axes Auto.
 
-        Linen knows no others. They are in their annotated shards if sharding is eager, and else
-        replicated.
+        Linen knows no other axes. The variables are in their annotated shards if sharding is eager,
+        and replicated if it is not.
         """
         used: set[str] = set()
 
@@ -118,9 +118,9 @@ class CreatingCall(LinenCall):
             return set(filter(self._does_without, candidates))
 
     def _does_without(self, collection: str) -> bool:
-        """Whether an initialisation gets by without a collection, as with one that it sows.
+        """Whether an initialisation runs without a collection, as with one that it only sows into.
 
-        Where the collection is not mutable, `sow` stores nothing, and whatever else makes a
+        If the collection is not mutable, `sow` stores nothing, and everything else that makes a
         variable raises. Nothing is computed.
         """
 

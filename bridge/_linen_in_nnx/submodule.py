@@ -35,15 +35,15 @@ from .wrapped_module import OF_LINEN, field_names
 class LinenSubmodule(dict[Any, Any]):
     """The variables of a Linen submodule in a ToNNX by name, and its methods and fields.
 
-    As a dict it holds what there was when it was read. What is written into it reaches the model,
-    and its attributes are those of the model. A submodule that was made in `setup`, or is a field
-    of the Linen module, can be called, and so can its methods: `model.encoder(x)`,
+    As a dict it holds what there was when it was read. Writes into it reach the model, and its
+    attributes are those of the model. A submodule that was made in `setup`, or is a field of the
+    Linen module, can be called, and so can its methods: `model.encoder(x)`,
     `model.encoder.attend(x)`.
 
-    A submodule or method may be called like a method of dict. The arguments of a call say which of
-    the two it means. A Variable of such a name is the attribute, unless it is `items`.
-
-    `of_dict` is the method of the dict above that has its name, None if there is none.
+    A submodule or method may have the name of a method of dict. The arguments of a call decide
+    which of the two is meant. A Variable of such a name is the attribute, unless it is `items`.
+    `of_dict` is the dict method of the parent that has this submodule's name, None if there is
+    none.
     """
 
     __slots__ = ("__weakref__", "_of_dict", "_owner", "_path")
@@ -263,9 +263,9 @@ def _is_method(module: nn.Module, name: str) -> bool:
 def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: object) -> None:
     """Refuses what is assigned to a list, tuple or dict of submodules.
 
-    Linen keeps their variables under the name of each item (`blocks_0`), so an attribute of the
-    name of the list (`blocks`) would be read by nobody. `path` is where the module with the list
-    is, empty for the wrapped one itself.
+    Linen keeps their variables under the name of each item (`blocks_0`), so nothing would read an
+    attribute with the name of the list (`blocks`). `path` is where the module with the list is,
+    empty for the wrapped one itself.
 
     Raises InvalidModuleError if `value` has Variables in it, and is or replaces such a container.
     """

@@ -21,7 +21,7 @@ OF_LINEN = frozenset({"parent", "name", "scope"})
 def free_module(module: nn.Module) -> tuple[nn.Module, Mapping[str, Any]]:
     """A Linen module without its scope, and the variables that the scope held for it.
 
-    A module that is made while another one is being called is adopted by that one, and has a scope
+    A module that is made during another module's call becomes a child of that one, and has a scope
     without variables.
     """
     scope = module.scope

@@ -36,8 +36,8 @@ from .variables import Unclaimed
 def assign(module: LinenStyle, name: str, value: object) -> None:
     """Sets an attribute of a `bridge.Module`, as Linen does where that differs from NNX.
 
-    A submodule of either kind gets the name; one in a list or a dict gets Linen's name for it, such
-    as `layers_0`. A submodule or variable that has its place keeps it.
+    A submodule of either kind is named after the attribute; one in a list or a dict gets Linen's
+    name for it, such as `layers_0`. A submodule or variable that already has a place keeps it.
     """
     if is_reserved_name(name) or hasattr(
         inspect.getattr_static(type(module), name, None), "__set__"
@@ -167,7 +167,8 @@ def _is_of_call(record: ModuleInCall | None, item: object) -> bool:
 def _is_given(module: LinenStyle, record: ModuleInCall | None, name: str) -> bool:
     """Whether a part of this name stays, whatever the attribute is set to.
 
-    It was declared by that name, or was given, and the module will declare it after its `setup`.
+    It stays if it was declared by that name, or if it was given and the module will declare it
+    after its `setup`.
     """
     held = vars(module).get(name)
     is_declared = record is not None and (record.in_setup or name in record.reserved)

@@ -65,9 +65,9 @@ class Otherwise(enum.Enum):
     """Stands for what no attribute holds.
 
     Attributes:
-      CLASS: what the class has by the name of a part.
+      CLASS: the class's own member with the name of a part.
       CALL: what `setup` makes in each call.
-      AROUND: what `setup` of the module around gives this one in each of its calls.
+      AROUND: what the `setup` of the parent gives this module in each of its calls.
     """
 
     CLASS = enum.auto()
@@ -93,8 +93,8 @@ def has_room(module: nnx.Pytree, name: str) -> bool:
 def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
     """Puts a submodule or a Variable into the attribute of its Linen name.
 
-    A value, or a member of the class, with this name is still what a read returns, as in Linen,
-    until `drop_name` says otherwise.
+    As in Linen, a read still returns a value or a class member with this name, until `drop_name`
+    says otherwise.
     """
     own = attributes_of(module)
     if name not in names_of(module):
@@ -111,7 +111,7 @@ def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
 
 
 def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool = False) -> None:
-    """Sets an attribute to a value that is not a part, beside a part that lives there unseen.
+    """Sets an attribute to a value that is not a part, beside an unseen part of that name.
 
     With `keeps_part`, a part that reads have returned so far stays as well.
     """

@@ -141,7 +141,7 @@ def _run_in(
 def set_up(record: ModuleInCall) -> None:
     """Runs `setup` of a module that is part of a call.
 
-    It runs once for as long as the module lives, or in each call if it makes what belongs to one.
+    It runs once in the module's life, or in each call if it makes what belongs to one call.
     """
     own = attributes_of(record.module)
     if record.in_setup or record.is_set_up or own[IS_SETUP] == Setup.ONCE:

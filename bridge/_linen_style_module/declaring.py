@@ -286,7 +286,7 @@ def _is_creating(record: ModuleInCall, collection: str) -> bool:
 
 
 def _merged(before: object, value: object) -> Any:
-    """A value in the place of another one; nested dicts are variables, and each keeps its own.
+    """A value that replaces another one, except that nested dicts are merged.
 
     Source: flax/core/scope.py:_put_variable @ 0.12.12
     """
@@ -315,9 +315,9 @@ def _shapes_of_param(
 ) -> list[tuple[int, ...]]:
     """The shapes that an initializer makes of these arguments.
 
-    Linen traces the initializer at each call, which is most of what an eager call costs. Those of
-    JAX itself depend on their arguments alone, so they make the same shapes again; any other one
-    may read what has changed, and is traced.
+    Linen traces the initializer at each call, which is most of what an eager call costs. JAX's own
+    initializers depend on their arguments only, so they make the same shapes again. Any other one
+    may read something that has changed, and is traced.
     """
 
     def traced() -> list[tuple[int, ...]]:

@@ -220,11 +220,11 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def _read(module: LinenStyle, name: str, structure: object) -> Any:
-    """What a read of an attribute returns for which `set_name` has said something.
+    """What a read of an attribute returns, if `set_name` has said something about it.
 
     Raises:
       AttributeError: a part is gone, or the class has no member of this name.
-      DeclarationError: it belongs to a call of the module around this one, which does not run.
+      DeclarationError: it belongs to a call of the parent, which is not running.
     """
     own = attributes_of(module)
     if structure is Otherwise.CLASS or not own.keys() >= {*refs(structure)}:

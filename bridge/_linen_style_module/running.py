@@ -292,8 +292,8 @@ def _check_fixed(
 ) -> None:
     """Raises ImmutableCollectionError if the call has changed one of these Variables.
 
-    NNX Variables can be written whatever the call says, so this is seen after the call. What only
-    went through a transform of NNX comes back in new arrays, and is not a change.
+    NNX Variables can be written whatever `mutable` says, so this is checked after the call. Values
+    that have only passed through an NNX transform come back in new arrays, and are not changes.
     """
     passed = PassedValues()
     changed = [

@@ -143,7 +143,7 @@ def set_modes(node: nnx.Pytree, modes: Mapping[str, Any]) -> None:
 def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
     """Makes a module the owner of a submodule, unless the submodule has one.
 
-    Returns whether the module is the owner, and `name` that of the submodule.
+    Returns whether the module is the owner and the submodule has this name.
     """
     call, path = record.call, (*record.path, name)
     if isinstance(submodule, LinenHolder):
@@ -173,7 +173,7 @@ def join_call(record: ModuleInCall, name: str, submodule: nnx.Module) -> None:
 def adopt_fields(record: ModuleInCall) -> None:
     """Makes the submodules of a module part of its call.
 
-    Attributes that are known to refer to what another module has come after all others.
+    Attributes known to refer to another module's submodule come after all others.
     """
     references: list[tuple[ModuleInCall, str]] = []
     pending = _attributes(record, references)
@@ -211,9 +211,9 @@ def _attributes(
 
 
 def _in_order(module: LinenStyle) -> dict[str, None]:
-    """The names of attributes, those that fields hold in the order of the fields.
+    """The names of attributes: those of fields first, in the order of the fields.
 
-    Keys are drawn in this order. That of the attributes is another one in a copy.
+    Keys are drawn in this order. A copy has its attributes in another order.
     """
     own, names = attributes_of(module), names_of(module)
     order: dict[str, None] = {}
@@ -316,7 +316,7 @@ def _is_equal(a: object, b: Any) -> bool:
 def view(before: nnx.Module, fresh: nnx.Module, fields: Collection[str]) -> None:
     """Gives a new module all that an earlier one holds besides its fields.
 
-    What `fresh` has itself comes first; `fields` are the fields that may differ.
+    What `fresh` already has takes precedence; `fields` are the fields that may differ.
     """
     own, held, copied = vars(fresh), vars(before), dict[str, Any]()
     for name, value in held.items():

@@ -82,8 +82,8 @@ def find(module: nnx.Pytree, collection: str, name: str) -> nnx.Variable[Any] | 
 def find_declared(module: nnx.Pytree, collection: str, name: str) -> nnx.Variable[Any] | None:
     """`find` of what a module declares now.
 
-    The value may be nested dicts, which are no different from the variables of a submodule until
-    somebody says so.
+    The value may be nested dicts, which look like the variables of a submodule until they are
+    declared.
     """
     found = find(module, collection, name)
     for place in _places(module, collection) if found is None else ():
@@ -187,9 +187,10 @@ def _collect(
     seen: set[int],
     references: list[tuple[tuple[Any, ...], Any]],
 ) -> None:
-    """Adds the Variables below a node, each at the path of the smallest priority.
+    """Adds the Variables below a node, each at its path of highest priority.
 
-    Nodes of the lowest one go to `references`, which come after all others.
+    Attributes of low priority, and Variables given as fields, go to `references`, which come after
+    all others.
     """
     if id(node) in seen:
         return

@@ -148,7 +148,7 @@ class ModuleCall:
         name: str | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> ModuleInCall:
-        """Makes a module part of the call, under a parent and a name there if it has them.
+        """Makes a module part of the call, with its name in the parent if it has one.
 
         `rngs` are its streams, None for its own or those of the parent.
         """
@@ -166,9 +166,9 @@ class ModuleCall:
         return record
 
     def close(self) -> None:
-        """Takes the scopes out of the modules that a transform has put them into.
+        """Removes the scopes that transforms have put into modules.
 
-        The records refer to the call, and must not keep it and their modules alive.
+        The records refer to the call, and must not keep it and its modules alive.
         """
         records = list(self._records.values())
         self._records.clear()
@@ -225,9 +225,9 @@ def mutable_around() -> Any:
 
 
 def joined() -> ModuleInCall | None:
-    """The module that calls another module now.
+    """The module that is calling another module now.
 
-    None inside a Linen module: what is there has its own keys and collections.
+    None inside a Linen module, whose parts have their own keys and collections.
     """
     top = MODULE_CONTEXT.module_stack[-1]
     return None if top is None or is_linen_innermost() else top
@@ -241,9 +241,9 @@ def record_of(module: object) -> ModuleInCall | None:
 
 @contextlib.contextmanager
 def innermost(record: ModuleInCall | None) -> Iterator[None]:
-    """The module that is being called in this block.
+    """Makes a module the one that is being called in this block.
 
-    None: modules that are made in it do not become submodules of the one being called.
+    With None, modules made in the block do not become submodules of the one being called.
     """
     MODULE_CONTEXT.module_stack.append(record)
     try:
@@ -253,9 +253,9 @@ def innermost(record: ModuleInCall | None) -> Iterator[None]:
 
 
 def joined_record(module: LinenStyle, *, is_copy: bool = False) -> ModuleInCall | None:
-    """The record of a module in the call that runs, also of a copy that a transform has made.
+    """The record of a module in the running call, also of a copy that a transform has made.
 
-    `is_copy` says whether it is known to be such a copy; one that has a scope is.
+    `is_copy` says that it is known to be such a copy; one that has a scope is one anyway.
     """
     top = joined()
     if top is None:

@@ -20,8 +20,8 @@ from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
 class _Given:
     """Constructor arguments, also those that cannot be hashed: lists, dicts, sets, arrays.
 
-    Linen turns lists and dicts in a module's fields into tuples and FrozenDicts; this is opaque to
-    it, and reads as the user gave it, in containers of its own.
+    Linen turns lists and dicts in a module's fields into tuples and FrozenDicts. It does not look
+    into this object, which returns them as the user gave them, in containers of its own.
     """
 
     def __init__(self, held: Any):

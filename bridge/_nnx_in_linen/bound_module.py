@@ -136,7 +136,7 @@ class BoundModule:
     def unused(self) -> list[Address]:
         """The leaves that the definition lacks, and that the call neither used nor removed.
 
-        This includes a leaf without a place, even if the call created another one at its address.
+        This includes a leaf that has no place, even if the call created another one at its address.
         """
         used = self._read
         if self.changes is not None:

@@ -25,7 +25,7 @@ _STAND_INS = ("default", "params")
 class Streams:
     """The streams of a module during one call, and the keys that a scope gives to them.
 
-    A module has to have its keys before it is called. Those that the call has not used are given
+    A module must have its keys before it is called, and keys that the call has not used are given
     back: a `ToNNX` around it advances the streams that were drawn from, and a deterministic call
     must leave them alone. `linen` is bound, or None if the call has no keys.
     """
@@ -76,9 +76,9 @@ class Streams:
     def lend(self, objects: Iterable[nnx.Pytree], held: Iterable[tuple[Any, GraphDefLeaf]]) -> None:
         """Gives every `nnx.Rngs` the streams of the call that it lacks.
 
-        The streams that it has are those of the keys that `init` was given. Without these, a key of
-        the call would reach a module by a stand-in, and its draws would depend on how the module
-        was initialised.
+        It already has the streams for which `init` was given keys. For the others, a key of the
+        call would otherwise reach a module through a stand-in, and its draws would depend on how
+        the module was initialised.
         """
         names = self._names
         owners = [item for item in objects if isinstance(item, nnx.Rngs)] if names else []
@@ -112,10 +112,9 @@ class Streams:
                 delattr(lent.owner, lent.name)
 
     def settle(self, changes: Changes, where: str) -> None:
-        """Gives back the keys that the call has not used; what it did use is not the model's state.
+        """Gives back unused keys; what the call did use is not the model's state.
 
-        Raises:
-          MissingRngError: the call has drawn from a stream that nothing gave a key to.
+        Raises MissingRngError if the call has drawn from a stream that nothing gave a key to.
         """
         unseeded = {
             changes.updates[address].get_metadata("tag", "/".join(map(str, address[1])))
@@ -148,8 +147,7 @@ class Streams:
 class _LentStream(NamedTuple):
     """A stream that an `nnx.Rngs`, its `owner`, has for one call.
 
-    `address` is where the stream would be in Linen variables, and `count` its count before the
-    call.
+    `address` is where it would be in Linen variables, and `count` its count before the call.
     """
 
     owner: nnx.Rngs

@@ -94,18 +94,16 @@ def holds_the_same(items: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
 class Changes:
     """The state that a call leaves, compared by address with what went in.
 
-    Unless only values can have changed, the module is flattened as a whole, by Flax's own walk,
-    which knows every container. So it does not matter how the state was changed: a value that was
-    set, a Variable, a submodule or an item of a container that was replaced, added, moved or
-    removed.
+    Unless only values can have changed, Flax's own walk, which knows every container, flattens the
+    whole module. So it does not matter how the state was changed: a value may have been set, or a
+    Variable, a submodule or an item of a container replaced, added, moved or removed.
 
-    Flattening takes longer than all else that a call costs. It tells nothing where there are only
-    objects and Variables, and each is as it was: an object by its type, its flags and its
-    attributes, by identity; a Variable by its type and its metadata. A GraphDef says no more of
-    them.
+    Flattening takes longer than everything else in a call. It is skipped if there are only objects
+    and Variables, and each is as it was: an object by its type, its flags and its attributes, by
+    identity; a Variable by its type and its metadata. A GraphDef holds no more about them.
 
     Attributes:
-      updates: the Variables and bare arrays that are new, or others than before.
+      updates: the Variables and bare arrays that are new, or differ from before.
       removed: the addresses of those that are gone.
     """
 
@@ -204,8 +202,8 @@ class Changes:
     ) -> list[Path]:
         """Where the next call would find another module than this one, were it given the leaves.
 
-        Leaves alone do not tell the class of a new submodule, a static attribute, or that something
-        is gone. A mode that the call has set, as `self.eval()` does, is not state to be lost: every
+        Leaves do not record the class of a new submodule, a static attribute, or that something is
+        gone. A mode that the call has set, as `self.eval()` does, is not state to be lost: every
         call starts in the mode of the definition. `as_linen` converts Variables and bare arrays to
         the leaves of Linen variables.
         """

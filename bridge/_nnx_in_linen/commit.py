@@ -52,9 +52,9 @@ def _new_definition(
 ) -> StaticGraphDef | None:
     """The GraphDef to be stored: None if it is the old one, or if it cannot be.
 
-    It cannot if its collection is not mutable, or one with leaves that come and go with it: a
-    definition and the leaves that it needs have to stay together. Nor can it without leaves that
-    are gone in a lifted transform, which merges what comes out of it with what went in.
+    It cannot be stored if its collection is not mutable, or if one of a leaf that comes and goes
+    with it is not: a definition and its leaves have to stay together. In a lifted transform it
+    cannot be stored if leaves are gone, because Linen merges the transform's output with its input.
     """
     graphdef = changes.definition()
     if graphdef is None:

@@ -166,8 +166,8 @@ def _with_own_streams(
 def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
     """The arrays in constructor arguments, with the path to each.
 
-    They are looked for in containers, in what a partial has been given, and in the attributes of
-    plain objects, such as a configuration. Not in modules: what a module holds is its state.
+    It searches containers, the arguments of partials, and the attributes of plain objects, such as
+    a configuration. It does not search modules, because what a module holds is its state.
     """
     seen: dict[int, Any] = {}
     pending: list[tuple[tuple[int, ...], Any]] = [((), value)]

@@ -92,10 +92,10 @@ def found_without(
 ) -> MatchedVariables:
     """Variables that came without a definition, against the one that fits them.
 
-    A parameter that the constructor does not make may be one that the call makes. So may any
-    parameter of a checkpoint that is for another model, so the call is traced: nothing but what it
-    creates may hold a parameter, and a layer without a bias stays one. State that the call creates
-    has to be there too, as with the definition that `init` stores.
+    A parameter that the constructor does not make may be one that the call makes, or one of a
+    checkpoint for another model. So the call is traced: only what it creates may hold such a
+    parameter, and a layer without a bias stays one. State that the call creates has to be there
+    too, as with the definition that `init` stores.
     """
     constructor, names = scope.constructor, scope.stream_names(leaves)
     of_constructor = scope.matched(rebuild(constructor, names, call, scope.where), leaves)

@@ -57,7 +57,7 @@ class MatchedVariables:
         self.unknown = {a: leaf for a, leaf in self.leaves.items() if a not in known}
 
     def placed(self, address: Address) -> Address:
-        """Where a leaf is in the variables, or is to be: with keys that fit those beside it.
+        """Where a leaf is in the variables, or will be, with keys that fit those beside it.
 
         Integers come back as strings from a msgpack file.
         """
@@ -172,11 +172,11 @@ def _inside(leaf: object) -> Any:
 def _by_text(
     slots: GraphDefLeaves, avals: Sequence[Any], leaves: Mapping[Address, Any]
 ) -> tuple[dict[Address, Any], dict[Address, Address]]:
-    """Leaves by the addresses of the slots, also where a file has turned the keys into text.
+    """Leaves by the addresses of the slots, also if a file has turned the keys into text.
 
-    The value of a box is called `value` in a file, and nothing there says that it was a box. A dict
-    is in its own keys; an empty one is nothing that Linen variables could tell. A leaf that no slot
-    is for stays at its own address.
+    A file calls the value of a box `value`, and does not record that it was a box. A dict has its
+    own keys; Linen variables cannot hold an empty one. A leaf without a slot stays at its own
+    address.
     """
     rest = {_text(address): address for address in leaves if address not in slots.addresses}
     found: dict[Address, Any] = {}

@@ -84,7 +84,7 @@ class _Shown:
         self._is_entered = False
 
     def view(self, module: object) -> NNXModuleView | None:
-        """The view of a module, None if it is not shown: a copy that a transform has made.
+        """The view of a module, None for a copy that a transform has made, which is not shown.
 
         The call of the outermost module is that of the ToLinen, which Linen sees already.
         """

@@ -32,8 +32,8 @@ class Attached(NamedTuple):
 def attach(module: nnx.Pytree, unknown: Mapping[Address, Any]) -> dict[Address, Attached]:
     """Puts leaves into a module where nothing is yet: no attribute, or None.
 
-    A parameter is put nowhere: the definition has those that a call creates, too. Any other is
-    ignored, as Linen ignores it, and in the place of a None it would give a bias to a layer that
+    It never adds a parameter, because the definition has even those that a call creates. Any other
+    parameter is ignored, as in Linen; in the place of a None it would give a bias to a layer that
     was made without one.
 
     The module is changed, so it must belong to the caller. Returns each leaf that has found a
@@ -58,7 +58,7 @@ def attach(module: nnx.Pytree, unknown: Mapping[Address, Any]) -> dict[Address, 
 
 
 class Reads:
-    """Which attached leaves are read: by the get hooks of Variables.
+    """Records which attached leaves are read, by the get hooks of Variables.
 
     A wrapped Linen module reads all of its variables. Variables have the hooks until `stop`.
     """

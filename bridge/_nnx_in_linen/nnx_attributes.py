@@ -110,7 +110,7 @@ def _of_variables(scope: WrapperScope, name: str) -> Any:
 
 
 def _refuse_write(where: str, variable: nnx.Variable[Any], value: object) -> Any:
-    """Raises for a write into what was read: the module that it is in is a copy of the variables.
+    """Raises on a write into what was read, because its module is only a copy of the variables.
 
     A set hook does not learn which items are written, so it cannot pass the write on.
     """

@@ -32,9 +32,9 @@ def found_sizes(
     """The sizes: a number, or a tuple of a number for each part of a list.
 
     The module is made and called abstractly with sizes that are not known yet. The first part that
-    is called with another size than it was made with stops the call, and tells its size. The next
-    run assumes that the parts behind it in a list have this size too, so that there are as many
-    runs as there are changes of the size.
+    is called with another size than it was made with stops the call and reveals its size. The next
+    run assumes that later parts in the list have this size too, so there are as many runs as the
+    size changes.
 
     Raises LookupError with the name of the size if the call does not reach a part.
     """

@@ -134,7 +134,7 @@ class WrapperScope:
     def store_graphdef(self, graphdef: StaticGraphDef | None) -> None:
         """Keeps the definition, unless a lifted transform has left its collection out.
 
-        None keeps a place for it: the collection is to be the first one, and what goes into it is
+        None keeps a place for it, because its collection must be the first one, but its content is
         known last.
         """
         linen = self.linen
@@ -177,7 +177,7 @@ class WrapperScope:
         return left
 
     def may_update(self, address: Address, item: Any) -> bool:
-        """Whether an update can be kept; if it cannot, that is said once.
+        """Whether an update can be kept; warns once if it cannot.
 
         Raises LostUpdateError if it cannot and `strict` is True.
         """

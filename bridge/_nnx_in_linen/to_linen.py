@@ -46,8 +46,8 @@ class WithOptions(type(nn.Module)):
     """The metaclass of Linen modules with fields that the constructor need not take.
 
     Linen passes every field to the constructor when it clones a module or transforms its class. A
-    constructor that forwards what it does not know, as that of a class in the wild does, would pass
-    them on to the NNX module's. Fields in `_options` reach only a constructor that names them.
+    constructor that forwards unknown arguments would pass them on to the NNX module's. Fields in
+    `_options` reach only a constructor that names them.
     """
 
     _options: frozenset[str] = frozenset()

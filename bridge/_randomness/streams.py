@@ -64,7 +64,7 @@ def owned(rngs: object, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
 def missing_stream(error: Exception) -> str | None:
     """The stream that an `nnx.Rngs` lacks for which this error was raised, None for another error.
 
-    Flax's error has the name in its text alone, so it is read from the call that has raised.
+    Flax's error has the name only in its text, so it is read from the call that raised it.
     """
     asked = nnx.Rngs.__getattr__.__code__, nnx.Rngs.__getitem__.__code__
     for frame, _ in traceback.walk_tb(error.__traceback__):
@@ -112,12 +112,12 @@ def fold_path(key: jax.Array, path: tuple[Any, ...]) -> Any:
 
 
 def stream_for(tag: str | None, rngs: Mapping[str, Any], *, is_stored: bool = True) -> str | None:
-    """Which of the call's streams seeds a stream of this tag, its name when it was made.
+    """Which of the call's streams seeds a stream that was named `tag` when it was made.
 
     A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all. Of several
-    keys it gets that of `dropout`, which most layers that draw in a call ask for.
+    keys it gets that of `dropout`, because most layers that draw in a call ask for it.
 
-    `is_stored` says whether the variables have the stream, which `params` does not replace then.
+    `is_stored` says whether the variables have the stream; if so, `params` does not replace it.
     """
     names = set(rngs)
     # Iteration includes streams that another one replaces.

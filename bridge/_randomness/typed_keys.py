@@ -26,7 +26,7 @@ def to_bits(value: Any) -> Any:
 def from_bits(like: object, value: object) -> Any:
     """Keys of the implementation of `like` from their bits; the inverse of `to_bits`.
 
-    `like` may be abstract; if it is no key, `value` stays as it is. So do keys.
+    `like` may be abstract. If it holds no keys, or `value` already does, `value` stays as it is.
     """
     if not is_key(like) or is_key(value) or not hasattr(value, "dtype"):
         return value

@@ -44,11 +44,11 @@ def in_shards(leaves: Neutral, option: bool | None, where: str) -> Neutral:
 def constructed(
     construct: Callable[[], Any], option: bool | None, where: str, *, is_abstract: bool
 ) -> tuple[Any, Nodes]:
-    """An NNX module and what it consists of, its annotated Variables in their shards.
+    """An NNX module and its nodes, with annotated Variables in their shards.
 
     Flax shards a Variable in its constructor, and raises for names that are not axes of the mesh
-    and where there is none. A module that Flax refuses for that is constructed a second time, and
-    then the Variables that do fit are sharded.
+    and if there is no mesh. If Flax refuses a module for that, it is constructed a second time, and
+    only the Variables that fit are sharded.
 
     `construct` makes another module each time. `option` is the wrapper's `eager_sharding`, None for
     what Flax does natively. If `is_abstract`, only shapes and metadata count, and nothing is

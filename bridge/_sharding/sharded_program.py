@@ -129,13 +129,13 @@ class ShardedProgram:
         return tree, shardings(tree, self._mesh, self._rules, self._where)
 
     def _shapes(self) -> Any:
-        """The tree of abstract leaves, and from then on the mesh that the model is made in.
+        """The tree of abstract leaves; sets the mesh that the model is made in.
 
-        With all axes Auto the compiler splits a value before it exists, where NNX in a mesh with
-        Explicit axes makes the whole of it on every device and then reshards. Linen does not know
-        Explicit axes, and NNX no mesh with both types. A model that names its Explicit axes when it
-        is made is made with them, and so is one that holds an array of this mesh: one that the
-        constructor keeps in a function, for instance.
+        With all axes Auto the compiler splits a value before it exists. In a mesh with Explicit
+        axes, NNX makes the whole value on every device and then reshards it. Linen does not know
+        Explicit axes, and NNX knows no mesh with both types. A model that names its Explicit axes
+        when it is made is made with them, and so is one that holds an array of this mesh, for
+        instance in a function that the constructor keeps.
         """
         self._inner_mesh = all_auto(self._mesh)
         shapes: Any = None

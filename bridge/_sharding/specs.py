@@ -94,9 +94,9 @@ def _specs(
 def mesh_spec(box: meta.AxisMetadata[Any], rules: AxisRules) -> PartitionSpec:
     """The partition spec of a box in names of mesh axes; the rules are applied once, here.
 
-    The names of an `nn.LogicallyPartitioned` are logical: one that no rule mentions is not sharded,
-    and an axis of the mesh is given out once, to the first rule that asks. Other names are those of
-    the mesh, unless a rule renames them. Without any rule all names are those of the mesh.
+    The names of an `nn.LogicallyPartitioned` are logical: a name that no rule mentions is not
+    sharded, and the first rule that asks for a mesh axis gets it. Other names are those of the
+    mesh, unless a rule renames them. Without any rule all names are those of the mesh.
 
     Source: flax/linen/spmd.py:logical_to_mesh, flax/core/spmd.py:apply_rules @ 0.12.8
     """
