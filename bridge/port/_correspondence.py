@@ -19,12 +19,7 @@ from ._trees import AnyNode, LinenNode, NNXNode
 
 
 class Context(NamedTuple):
-    """Whether the modules being compared are one of several that are stacked.
-
-    Attributes:
-      linen: which part of the Linen leaves is meant, None if they are not stacked.
-      nnx: which part of the NNX leaves is meant.
-    """
+    """Which parts of the Linen and of the NNX leaves are meant; None if they are not stacked."""
 
     linen: Layer | None = None
     nnx: Layer | None = None
@@ -223,12 +218,8 @@ class Correspondence:
     ) -> None:
         """Links two leaves, or notes that their shapes do not fit.
 
-        Args:
-          leaf: the NNX leaf.
-          found: the Linen path.
-          collection: which leaf of the path; without one there is nothing to link.
-          context: which of several stacked layers they are.
-          label: what put the two together, for the report.
+        Without a `collection` there is nothing to link. `label` says in the report what put the two
+        together.
         """
         if collection is None or collection not in found.leaves:
             return

@@ -27,9 +27,8 @@ _Decided: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 class Disputes(NamedTuple):
     """What contradicts the pairs of a correspondence.
 
-    Attributes:
-      decided: the pairs that belong together instead.
-      undecided: the pairs that are contradicted, and nothing says what belongs together instead.
+    The `decided` pairs belong together instead. The `undecided` ones are contradicted, and nothing
+    says what belongs together instead.
     """
 
     decided: list[Pairing]
@@ -37,12 +36,7 @@ class Disputes(NamedTuple):
 
 
 def disputes(found: Correspondence, orders: Orders) -> Disputes:
-    """What the traces and the shapes say against names and numbers.
-
-    Args:
-      found: what names, numbers and structure put together.
-      orders: the orders of the two models.
-    """
+    """What the traces and the shapes say against names and numbers."""
     judge, result = _Judge(found, orders), Disputes([], [])
     outer: set[LinenNode] = set()
     for stack, is_given in _exchanged_stacks(found.stacks, orders, result):

@@ -65,12 +65,7 @@ def _shaped(path: str, shape: str) -> str:
 
 
 class Entries:
-    """Makes the entries of a plan in one direction.
-
-    Args:
-      correspondence: what belongs together.
-      to_nnx: whether values move from Linen to NNX.
-    """
+    """Makes the entries of a plan in one direction."""
 
     def __init__(self, correspondence: Correspondence, to_nnx: bool):
         self._found = correspondence

@@ -25,11 +25,7 @@ _ENOUGH = 0.5
 
 
 class ByEvidence:
-    """Proposes what belongs together where structure leaves several candidates.
-
-    Args:
-      orders: the orders of the two models.
-    """
+    """Proposes what belongs together where structure leaves several candidates."""
 
     def __init__(self, orders: Orders):
         self._orders = orders
@@ -85,9 +81,7 @@ class ByEvidence:
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """Proposes pairs of modules below two nodes that belong together.
 
-        Args:
-          place: the two nodes, and what is open below them.
-          candidates: the scopes that each open NNX module could be.
+        `candidates` has the scopes that each open NNX module could be.
         """
         weak: Proposals = []
         for nodes, scopes in groups(_outermost(candidates)):

@@ -50,12 +50,8 @@ def link_by_rule(
 ) -> None:
     """Links leaves of the same names if their arrays differ as a rule says.
 
-    Args:
-      found: where the result goes.
-      parts: the modules or leaves; what one side has fused is the same in all of them.
-      context: which of several stacked layers they are.
-      rule: the rule.
-      label: what put them together, for the report.
+    If one side has fused modules or leaves, `parts` names the same one in every pair. `label` says
+    in the report what put them together.
     """
     names = [leaf.path[len(parts[0][0].path) :] for leaf in parts[0][0].walk() if leaf.is_leaf]
     for name in names:

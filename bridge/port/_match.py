@@ -51,12 +51,8 @@ def correspondence(
 ) -> Correspondence:
     """What belongs together in two trees.
 
-    Args:
-      linen: the Linen side.
-      nnx: the NNX side.
-      rules: the user's table.
-      proposer: decides what evidence does not settle; without one, that is ambiguous.
-      decided: pairs that evidence decides, whatever their names say.
+    Pairs in `decided` hold whatever their names say. Without a `proposer`, what evidence does not
+    settle is ambiguous.
     """
     pairs, problems = pairs_of(rules, linen, nnx) if rules else ([], [])
     found = Correspondence(linen, nnx, problems=problems)
@@ -79,13 +75,7 @@ def correspondence(
 
 
 class Matcher:
-    """Matches what is below two nodes, from the outside in.
-
-    Args:
-      found: where the result goes.
-      root: the NNX model.
-      proposer: see `correspondence`.
-    """
+    """Matches what is below two nodes, from the outside in."""
 
     def __init__(
         self,
@@ -127,11 +117,7 @@ class Matcher:
     def match(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """Matches what is below two nodes that are the same.
 
-        Args:
-          node: the NNX module or leaf.
-          scope: the Linen scope or leaf.
-          context: which of several stacked layers they are.
-          how: how it is known that they are the same, for the report.
+        `how` says in the report how it is known that they are the same.
         """
         layer, free = node.layer, self._settled.is_free
         if node.is_leaf:

@@ -25,16 +25,10 @@ from ._trees import linen_text, nnx_text, value_of
 def to_nnx(correspondence: Correspondence, values: Mapping[Address, Any]) -> dict[Path, Any]:
     """NNX values by path from Linen values by address; the inverse of `to_linen`.
 
-    Args:
-      correspondence: what belongs together.
-      values: arrays for some or all Linen leaves.
-
-    Returns:
-      A value for every NNX leaf with all of its sources. Linen leaves without a place are left out.
-
-    Raises:
-      PortError: only some of the sources of a leaf are there, or an array has not the shape of its
-        leaf and would have to be cut.
+    `values` may lack Linen leaves. The result has a value for every NNX leaf with all of its
+    sources; Linen leaves without a place are left out. Raises PortError if only some of the sources
+    of a leaf are there, or if an array that would have to be cut does not have the shape of its
+    leaf.
     """
     return _moved(correspondence, values, to_nnx=True)
 
@@ -42,8 +36,8 @@ def to_nnx(correspondence: Correspondence, values: Mapping[Address, Any]) -> dic
 def to_linen(correspondence: Correspondence, values: Mapping[Path, Any]) -> dict[Address, Any]:
     """Linen values by address from NNX values by path; the inverse of `to_nnx`.
 
-    Returns:
-      A value for every Linen leaf with all of its sources, and zeros for those that only Linen has.
+    The result has a value for every Linen leaf with all of its sources, and zeros for those that
+    only Linen has.
     """
     moved = _moved(correspondence, values, to_nnx=False)
     for address in (piece.linen for piece in correspondence.zero_pieces()):
@@ -84,9 +78,8 @@ def is_unknown(value: Any) -> bool:
 def linen_values(tree: Any, collections: Iterable[str]) -> dict[Address, Any]:
     """The arrays of a tree like Linen variables by address.
 
-    Args:
-      tree: variables, the parameters alone, or what `convert` returned.
-      collections: the names that tell variables from parameters.
+    The tree is variables, the parameters alone, or what `convert` returned. The names of
+    `collections` tell variables from parameters.
     """
     if _is_flat(tree):
         return dict(tree)

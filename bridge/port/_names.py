@@ -41,10 +41,7 @@ def likeness(a: str, b: str) -> float:
 def did_you_mean(wanted: str, names: Iterable[str], *, is_pattern: bool = False) -> str:
     """`; did you mean 'x'?` for the nearest of some names, nothing if none is near.
 
-    Args:
-      wanted: a name that is not among them.
-      names: the names that there are.
-      is_pattern: whether `wanted` is a regular expression.
+    `is_pattern` says that `wanted` is a regular expression.
     """
     plain = re.sub(r"\\d[+*]?|\[0-9\][+*]?", "0", wanted) if is_pattern else wanted
     plain = re.sub(r"[()\\^$]", "", plain) if is_pattern else plain

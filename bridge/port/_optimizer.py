@@ -37,12 +37,7 @@ class Both(NamedTuple):
 
 
 class OptimizerPort:
-    """Moves optimizer state along a correspondence.
-
-    Args:
-      correspondence: what belongs together.
-      collections: the names of the Linen collections.
-    """
+    """Moves optimizer state along a correspondence."""
 
     def __init__(self, correspondence: Correspondence, collections: tuple[str, ...]):
         self._found = correspondence
@@ -96,8 +91,7 @@ class OptimizerPort:
     def _parts(self, linen: Any, ours: Any) -> list[Both]:
         """The parameter-like trees and the scalars of both states, side by side.
 
-        Raises:
-          PortError: one state has parts that the other one lacks.
+        Raises PortError if one state has parts that the other one lacks.
         """
         found: list[Both] = []
         only: list[str] = []

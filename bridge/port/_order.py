@@ -24,13 +24,8 @@ from ._uses import Order, order_of
 def of_nnx(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:
     """The order in which a call of an NNX model uses its Variables.
 
-    Args:
-      model: an NNX module, abstract or not; it is not changed.
-      inputs: arguments of the call, arrays or shapes.
-      kwargs: keyword arguments of the call.
-
-    Raises:
-      PortError: the call fails.
+    The model may be abstract and is not changed. Inputs are arrays or shapes. Raises PortError if
+    the call fails.
     """
     graphdef, state = nnx.split(model, graph=True)
     flat = list(nnx.to_flat_state(state))
@@ -50,13 +45,8 @@ def of_linen(
 ) -> Order:
     """The order in which `apply` of a Linen model uses its variables.
 
-    Args:
-      module: the module, or a function of the variables and the inputs that applies it.
-      variables: its variables, abstract or not.
-      inputs: arguments of the call, arrays or shapes.
-
-    Raises:
-      PortError: the call fails.
+    `module` may be a function of the variables and the inputs that applies it. Variables may be
+    abstract; inputs are arrays or shapes. Raises PortError if the call fails.
     """
     neutral = linen_leaves.from_variables(variables)
     static = {STATIC: variables[STATIC]} if STATIC in variables else {}

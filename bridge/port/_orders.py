@@ -18,12 +18,7 @@ Surroundings: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
 
 class Orders(NamedTuple):
-    """In which order the two models use their leaves.
-
-    Attributes:
-      nnx: the order of NNX paths.
-      linen: the order of Linen addresses.
-    """
+    """In which order the two models use their leaves."""
 
     nnx: Order
     linen: Order
@@ -115,8 +110,7 @@ class Orders(NamedTuple):
     def layer_numbers(self, stack: Stack) -> list[int] | None:
         """Which layer of a stack each of its items is, in the order of the calls.
 
-        Returns:
-          The numbers, if the items are called in a chain and a scan goes over the stack.
+        None unless the items are called in a chain and a scan goes over the stack.
         """
         is_backwards = self.runs_backwards(stack.linen if stack.is_list else stack.nnx)
         places = [sum(column) for column in zip(*self._before(stack.items), strict=True)]

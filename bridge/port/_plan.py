@@ -314,8 +314,7 @@ def _not_clean(problems: Sequence[Entry]) -> PortError:
 def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
     """(Linen variables, NNX model, whether the model is the target).
 
-    Raises:
-      ConversionError: source and target are not one of each kind.
+    Raises ConversionError if source and target are not one of each kind.
     """
     to_nnx = isinstance(target, _NNX)
     if to_nnx == isinstance(source, _NNX):

@@ -466,9 +466,7 @@ def _are_used_alike(
 ) -> bool:
     """Whether axes mean the same; one side may have several of them as one.
 
-    Args:
-      ends: for each axis of either side, how many elements it makes with those before it.
-      uses: what the two models do along the axes.
+    For each axis of either side, `ends` has how many elements it makes with those before it.
     """
     known = {"sum", "layers"} if all("layers" in own for own in uses) else {"sum"}
     for end in {*ends[0], *ends[1]} - {1}:

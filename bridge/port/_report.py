@@ -35,11 +35,8 @@ def table(
 ) -> str:
     """The entries as a table of fixed width without colours, the problems first.
 
-    Args:
-      entries: what the plan says.
-      heading: what is moved where.
-      left_alone: the paths of what is not a weight.
-      whole: whether to show every entry in a row of its own, however many there are.
+    `left_alone` has the paths of what is not a weight. With `whole`, every entry gets a row of its
+    own, however many there are.
     """
     ordered = sorted(entries, key=_rank)
     rows = [_row(entry) for entry in (ordered if whole else folded_entries(ordered))]

@@ -34,10 +34,8 @@ def rules_of(
 ) -> dict[str, str]:
     """A short table that says what belongs together.
 
-    Args:
-      pairs: Linen and NNX paths as rules write them.
-      known: all such pairs; an expression may match what makes one of these, and nothing else.
-      linen_paths: all paths of the Linen side.
+    `pairs` are Linen and NNX paths as rules write them, and `known` has all such pairs. An
+    expression may match what makes one of these, and nothing else.
     """
     every: dict[str, set[str]] = {path: set() for path in linen_paths}
     for linen, nnx in known:
@@ -55,8 +53,7 @@ def rules_of(
 def renames_of(found: Correspondence) -> dict[str, str]:
     """A short table of the paths and arrays that differ, which needs nothing found by structure.
 
-    Raises:
-      PortError: NNX has no place for a leaf, or no rule can say where its parts go.
+    Raises PortError if NNX has no place for a leaf, or no rule can say where its parts go.
     """
     given = {id(piece) for pieces in found.laid_out.values() for piece in pieces}
     pairs: dict[tuple[str, str], tuple[str, str]] = {}
@@ -104,11 +101,7 @@ def _without_common_end(linen: Sequence[str], nnx: Sequence[str]) -> tuple[str, 
 def braced(paths: Sequence[str], separator: str, axis: str = "", times: str = "") -> str | None:
     """Paths that differ in one place as one, `attn.{q,k,v}`; None if they differ in several.
 
-    Args:
-      paths: the paths.
-      separator: what is between their keys.
-      axis: what stands behind the names in the braces.
-      times: what stands before them.
+    `axis` stands behind the names in the braces, and `times` before them.
     """
     split = [path.split(separator) for path in dict.fromkeys(paths)]
     if len({len(parts) for parts in split}) != 1:

@@ -19,10 +19,7 @@ Target: TypeAlias = tuple[LinenNode, tuple[Segment, ...]]
 class Pair(NamedTuple):
     """Nodes that a rule says are the same.
 
-    Attributes:
-      parts: the NNX module or leaf and the Linen scope or leaf, or several if the rule has parts.
-      context: which entry of stacked layers, if any.
-      rule: the rule.
+    `parts` has several pairs if the rule has parts.
     """
 
     parts: tuple[tuple[NNXNode, LinenNode], ...]

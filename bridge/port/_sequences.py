@@ -19,11 +19,8 @@ def numbered_pairs(
     On each side there is one sequence, such as `layer_0 ... layer_49` and `layers.0 ... layers.49`;
     all of one fit all of the other and nothing else; and the numbers go up by the same steps. The
     number of an automatic name such as `Dense_1` counts constructions, and `Block()(Block()(x))`
-    constructs the second block first: such numbers settle nothing.
-
-    Args:
-      candidates: the scopes that each module could be.
-      automatic: whether numbers of automatic names count all the same.
+    constructs the second block first: such numbers settle nothing. With `automatic`, they count all
+    the same.
     """
     found: list[tuple[NNXNode, LinenNode]] = []
     for nodes, scopes in groups(candidates):

@@ -32,11 +32,8 @@ def stacks(
 ) -> Iterator[Stack]:
     """What may be a stack, by names alone.
 
-    Args:
-      lists: NNX lists.
-      scopes: the scopes that may have their items stacked.
-      nodes: the NNX modules that may be stacked.
-      numbered: the scopes that may be their layers.
+    Items of `lists` may be stacked in `scopes`, and the layers of a stacked module of `nodes` may
+    be the scopes of a sequence in `numbered`.
     """
     # A scope with nothing but another one in it is the same stack.
     cores = list(dict.fromkeys(scope.core for scope in scopes))
@@ -48,12 +45,7 @@ def stacks(
 def open_stacks(place: Place, *, automatic: bool = False) -> list[Stack]:
     """The stacks below two nodes that still need a counterpart, whatever they are called.
 
-    Args:
-      place: the two nodes.
-      automatic: whether also layers with the numbers of automatic names.
-
-    Returns:
-      All that fit.
+    With `automatic`, also layers with the numbers of automatic names.
     """
     if place.context != PLAIN:
         return []
@@ -78,8 +70,7 @@ def only_stacks(place: Place) -> list[Stack]:
 def leaf_stacks(place: Place) -> list[Stack]:
     """The open leaves that one side has stacked, and the other one by one, by shape.
 
-    Returns:
-      A stack for each axis that fits.
+    There is one stack for each axis that fits.
     """
     if place.context != PLAIN:
         return []

@@ -63,9 +63,7 @@ class Place(NamedTuple):
     def open_below(self, node: N, *, deep: bool) -> Iterator[N]:
         """The modules or scopes below a node that still need a counterpart.
 
-        Args:
-          node: the place's own or one below it.
-          deep: whether also those below such nodes, and below nodes that are in parts settled.
+        With `deep`, also those below such nodes, and below nodes that are in parts settled.
         """
         is_norm = node.is_norm
         for key, child in node.children.items():
@@ -108,10 +106,7 @@ def weights(node: AnyNode, context: Context) -> Iterator[Row]:
 def signature(node: N, context: Context, *, whole: bool = False) -> Signature:
     """The layers of a module or a scope.
 
-    Args:
-      node: the module or scope.
-      context: which of several stacked layers it is.
-      whole: whether the layer that a norm normalises counts too, which else is left out.
+    With `whole`, the layer that a norm normalises counts too.
     """
     node = node.core
     groups: dict[Path, set[tuple[str, str, Any]]] = {}
@@ -135,11 +130,7 @@ def matches(
 ) -> dict[NNXNode, list[LinenNode]]:
     """The Linen scopes that each NNX module could be.
 
-    Args:
-      wanted: NNX modules.
-      found: Linen scopes.
-      context: whether they are stacked.
-      classes: the names of all classes in the NNX model.
+    `classes` has the names of all classes in the NNX model.
     """
     cores = {node.core: signature(node, context) for node in wanted}
     scopes = {node.core: signature(node, context) for node in found}

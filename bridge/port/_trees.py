@@ -35,12 +35,7 @@ _ARRAY = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 
 @dataclasses.dataclass(eq=False)
 class _Node:
-    """A place in one of the two trees.
-
-    Attributes:
-      path: the names from the root to it.
-      children: what lies below by key.
-    """
+    """A place in one of the two trees."""
 
     path: Path
     children: dict[Any, Self] = dataclasses.field(default_factory=dict)

@@ -65,9 +65,8 @@ def unknown() -> Order:
 def order_of(jaxpr: Any, leaves: Sequence[Any]) -> Order:
     """What a jaxpr shows of leaves.
 
-    Args:
-      jaxpr: a jaxpr.
-      leaves: the keys of the leaves that its first inputs are; the others are the model's inputs.
+    `leaves` has the keys of the leaves that are the first inputs of the jaxpr. Its other inputs are
+    the model's.
     """
     reader = _Reader()
     values = {v: _Value(needs=_INPUT) for v in jaxpr.invars[len(leaves) :]}
@@ -100,11 +99,7 @@ class _Value(NamedTuple):
 
 
 class _Reader:
-    """Follows leaves through the equations of a jaxpr, in their order.
-
-    Attributes:
-      order: what was found.
-    """
+    """Follows leaves through the equations of a jaxpr, in their order."""
 
     def __init__(self) -> None:
         self.order = unknown()
@@ -114,9 +109,7 @@ class _Reader:
     def read(self, jaxpr: Any, values: dict[Any, _Value]) -> None:
         """Reads a jaxpr.
 
-        Args:
-          jaxpr: the jaxpr.
-          values: what is known of its inputs; what it computes is added.
+        `values` has what is known of its inputs; what it computes is added.
         """
         for equation in jaxpr.eqns:
             operands = [_of(operand, values) for operand in equation.invars]

@@ -25,8 +25,7 @@ from ._trees import linen_text, nnx_text
 def write_nnx(found: Correspondence) -> None:
     """Writes the Linen values into the NNX model: all of them, or none if anything raises.
 
-    Raises:
-      PortError: the Linen side holds no values.
+    Raises PortError if the Linen side holds no values.
     """
     sources = found.linen_values
     _require_values({linen_text(address): value for address, value in sources.items()})
@@ -77,10 +76,7 @@ def linen_variables(found: Correspondence, target: Mapping[str, Any]) -> Any:
     """Linen variables like `target` with the NNX values.
 
     What has no counterpart, RNG state for one, is the target's own; where that is abstract, it is
-    left out.
-
-    Raises:
-      PortError: the NNX side holds no values.
+    left out. Raises PortError if the NNX side holds no values.
     """
     sources = {path: node.value for path, node in found.nnx_leaves.items()}
     _require_values({nnx_text(path): value for path, value in sources.items()})
