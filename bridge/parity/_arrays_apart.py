@@ -51,13 +51,6 @@ def under_axes(call: Callable[[], Any], axes: Mapping[str, int]) -> Any:
 
     Every member of an axis gets the same. So `pmean` changes nothing, and `psum` multiplies by the
     size of the axis. Nothing is batched by that: an eager function stays eager.
-
-    Args:
-      call: returns a tree.
-      axes: sizes by name.
-
-    Returns:
-      The first member's tree.
     """
     if not axes:
         return call()

@@ -20,10 +20,8 @@ def is_dropping(
 ) -> bool:
     """Whether a call of a layer drops anything.
 
-    Args:
-      module: a layer; one that has a rate and a field `deterministic`, as Flax's own have.
-      arguments: the call's arguments by name.
-      modes: those that a check sets on Linen modules; on NNX modules they are set already.
+    A layer drops if it has a rate and a field `deterministic`, as Flax's own have. `modes` are
+    those that a check sets on Linen modules; on NNX modules they are set already.
     """
     if not rate_of({name: getattr(module, name, None) for name in _RATES})[1]:
         return False

@@ -73,12 +73,8 @@ def field_differences(
 ) -> Iterator[FieldDifference]:
     """The fields that both layers have and that are not the same.
 
-    Args:
-      classes: the two layers' classes.
-      a: `fields_of` the first layer.
-      b: `fields_of` the second one.
-      same_dtypes: whether the outputs have the same dtypes. Then a dtype that only one side has
-        given makes no difference.
+    `a` and `b` are what `fields_of` returns for the two layers. With `same_dtypes`, the outputs
+    have the same dtypes, and a dtype that only one side has given makes no difference.
     """
     if not _are_counterparts(*classes):
         yield FieldDifference("class", *(cls.__name__ for cls in classes))

@@ -70,12 +70,8 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
     """How two models correspond.
 
     By their paths, if both are Linen or both are NNX, wrapped or not, or if they have the same
-    ones. Else `port.plan` says what belongs together.
-
-    Args:
-      a: the first model.
-      b: the second one.
-      rules: those of `port.plan`; if there are any, it is asked in any case.
+    ones. Else `port.plan` says what belongs together. `rules` are those of `port.plan`; if there
+    are any, it is asked in any case.
     """
     own, other = (set(map(as_text, model.values)) for model in (a, b))
     is_alike = own == other or a.is_linen is b.is_linen
@@ -148,10 +144,8 @@ def stacks_of(
     """The layers of one side that are stacked, with their items on the other side by index.
 
     A layer is stacked if each of its leaves belongs to several leaves of the other side, and the
-    paths of these differ only in one number that counts from 0.
-
-    Args:
-      pairs: (path of a leaf, path of a leaf of the other side) of those that share values.
+    paths of these differ only in one number that counts from 0. A pair is the path of a leaf and
+    that of a leaf of the other side that shares its values.
     """
     of_leaf: dict[LayerPath, list[int]] = {}
     for number, (path, _) in enumerate(pairs):

@@ -111,8 +111,7 @@ class Model(abc.ABC):
     def run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
         """The output of a call, and the values after it.
 
-        Raises:
-          UnboundAxisError: the model uses a named axis that the request has no size of.
+        Raises UnboundAxisError if the model uses a named axis whose size the request does not have.
         """
 
         def call() -> tuple[Any, list[tuple[Address, Leaf]]]:
@@ -277,9 +276,8 @@ class NnxModel(Model):
 def model_of(given: Any, argument: str) -> Model:
     """The model that an argument of `check` stands for.
 
-    Raises:
-      InvalidModuleError: it is neither `(Linen module, variables)` nor an NNX module.
-      ConversionError: the variables are not Linen variables.
+    Raises InvalidModuleError if it is neither `(Linen module, variables)` nor an NNX module, and
+    ConversionError if the variables are not Linen variables.
     """
     model = _model_of(given, argument)
     model.side = argument

@@ -88,8 +88,7 @@ class Compared:
 def table_of(tolerances: Mapping[Any, Any]) -> dict[str, Tolerance]:
     """The tolerances by dtype name, the given ones over the defaults.
 
-    Args:
-      tolerances: a `Tolerance`, or a number that is its `rtol`, by dtype or its name.
+    A tolerance is a `Tolerance`, or a number that is its `rtol`.
     """
     given = {
         key if key == "float8" else jnp.dtype(key).name: (
@@ -112,14 +111,9 @@ def compare(
 ) -> Compared:
     """Compares two leaves.
 
-    Args:
-      place: their name.
-      a: an array, a typed key, or any other object; the reference.
-      b: its counterpart.
-      table: tolerances by dtype name.
-      floor: the least magnitude that `rtol` is relative to.
-      dtypes: whether another dtype is a difference.
-      nan_agrees: whether NaN on both sides at the same places is agreement.
+    The reference `a` and its counterpart `b` are arrays, typed keys or any other objects. `floor`
+    is the least magnitude that `rtol` is relative to. With `dtypes`, another dtype is a difference.
+    With `nan_agrees`, NaN on both sides at the same places is agreement.
     """
     found = _compare(place, a, b, table, floor=floor, dtypes=dtypes)
     if nan_agrees or not found.ok or not has_nan(a):

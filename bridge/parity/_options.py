@@ -65,14 +65,9 @@ def chosen_sections(
 ) -> Set[str]:
     """The names of what is compared.
 
-    Args:
-      sections: the names that the caller gave, or None for what the other arguments say.
-      options: the caller's.
-      gradients: whether gradients are compared by default.
-
-    Raises:
-      InvalidOptionsError: a name is none, a number is negative, or two options contradict each
-        other.
+    `sections` has the names that the caller gave, None for what the other arguments say.
+    `gradients` says whether gradients are compared by default. Raises InvalidOptionsError if a name
+    is unknown, a number is negative, or two options contradict each other.
     """
     if not isinstance(options, Options):
         raise InvalidOptionsError([f"options: found {shown(options)}, expected a parity.Options"])

@@ -17,10 +17,8 @@ from ._layouts import LayerPath, Layouts, Stacks
 class Paired:
     """The calls of two models.
 
-    Attributes:
-      pairs: those that are counterparts, in `a`'s order of execution.
-      only_a: the calls of `a` without a counterpart.
-      only_b: those of `b`.
+    The pairs are in `a`'s order of execution; `only_a` and `only_b` are the calls without a
+    counterpart.
     """
 
     pairs: tuple[tuple[LayerCall, LayerCall], ...]

@@ -36,11 +36,8 @@ _NOT_TRACEABLE = (
 class Wanted:
     """What a program computes.
 
-    Attributes:
-      output: whether the output.
-      gradients: whether the gradients of the loss.
-      after: whether the values after that call, for another step.
-      state: whether the values after a call that updates state.
+    `after` are the values after that call, for another step; `state` are the values after a call
+    that updates state.
     """
 
     output: bool
@@ -53,11 +50,7 @@ class Wanted:
 class Results:
     """What a program computed; what was not wanted is None or empty.
 
-    Attributes:
-      output: the model's output.
-      gradients: by address.
-      after: the values after the call.
-      state: the values after the call that updates state.
+    `after` are the values after the call, and `state` those after the call that updates state.
     """
 
     output: Any
@@ -69,10 +62,8 @@ class Results:
 class ModelProgram:
     """A model, and what is to be known about it, as one function of its values.
 
-    Attributes:
-      model: the model.
-      note: why it is not compiled though it was to be, empty if there is no reason.
-      state_note: why the updated state is not known.
+    `note` says why it is not compiled though it was to be, and `state_note` why the updated state
+    is not known. Both are empty if there is no reason.
     """
 
     def __init__(
@@ -130,9 +121,7 @@ class ModelProgram:
     def computed(self, values: Neutral, given: Any) -> Results:
         """The program itself.
 
-        Args:
-          values: the model's, arrays or tracers.
-          given: what the model is called with.
+        The values are arrays or tracers.
         """
         request, updating = self._request.with_given(given), self._updating.with_given(given)
         wanted = self._wanted

@@ -50,12 +50,9 @@ def trace(
 
     The run is eager, also inside of `nnx.jit` and `nn.scan`, so that each step of a scan is a call
     of its own with ordinary values; `vmap` and `remat` still trace, and their values come out by
-    callbacks.
-
-    Args:
-      run: calls the model. It gets a function for the NNX module that it makes, if it makes one,
-        which says that this is where paths begin, and gives the context of the call.
-      modes: those that are set on Linen modules.
+    callbacks. `run` calls the model. It gets a function for the NNX module that it makes, if it
+    makes one, which says that this is where paths begin, and gives the context of the call. `modes`
+    are those that are set on Linen modules.
     """
     recorder = Recorder(modes)
     try:
@@ -117,8 +114,7 @@ class _Open:
 class Recorder:
     """The observation of one run.
 
-    Args:
-      modes: those that are set on Linen modules.
+    `modes` are those that are set on Linen modules.
     """
 
     def __init__(self, modes: Mapping[str, Any]):
@@ -314,8 +310,7 @@ _NO_LAYERS_IN = os.path.join(os.path.dirname(jax.__file__), "")
 def _is_in_checkpoint(frame: FrameType | None) -> bool:
     """Whether `jax.checkpoint` began a comparison; its lookups are written in C.
 
-    Args:
-      frame: the function that compares; the methods `__eq__` of what holds the place come first.
+    `frame` is the function that compares; the methods `__eq__` of what holds the place come first.
     """
     while frame is not None and frame.f_code.co_name == "__eq__":
         frame = frame.f_back
@@ -331,8 +326,7 @@ def _is_container(module: Any) -> bool:
 def _profiled(hook: Any) -> Iterator[None]:
     """A block in which a profiling hook is called, in this thread.
 
-    Args:
-      hook: a function as `sys.setprofile` takes it, or what `sys.getprofile` gave.
+    The hook is a function as `sys.setprofile` takes it, or what `sys.getprofile` gave.
     """
     before = sys.getprofile()
     _set_profile(hook)

@@ -33,12 +33,7 @@ NOT_COMPARED = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
 class Sides:
     """Two models, how they correspond, and how their values are compared.
 
-    Attributes:
-      models: `a` and `b`.
-      programs: what each of them computes.
-      layouts: which value is which.
-      table: tolerances by dtype name.
-      dtypes: whether another dtype is a difference.
+    With `dtypes`, another dtype is a difference.
     """
 
     models: tuple[Model, Model]
@@ -58,12 +53,9 @@ class Sides:
     ) -> Iterator[Compared]:
         """Compares values of `a`, in `a`'s layout, with values of `b`.
 
-        Args:
-          a: values by address.
-          b: the same.
-          floor: the least magnitude that tolerances are relative to.
-          zeros: whether what only `b` has a place for is compared with the zeros that it has to be.
-          nan_agrees: whether NaN on both sides is agreement.
+        With `zeros`, what only `b` has a place for is compared with the zeros that it has to be.
+        `floor` is the least magnitude that tolerances are relative to. With `nan_agrees`, NaN on
+        both sides is agreement.
         """
         converted, found = self.layouts.convert(a), by_text(b)
         for address, value in converted.items():

@@ -67,9 +67,6 @@ def projection(output: Any) -> Any:
 
     Random weights, because a plain sum has the same gradient in many places, which would hide
     what is swapped.
-
-    Args:
-      output: what a model returned.
     """
     real = jax.dtypes.canonicalize_dtype(float)
     total = jnp.zeros((), real)
