@@ -28,17 +28,10 @@ _REMEDY = "The files are damaged or incomplete; restore an earlier checkpoint."
 def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...], Any]:
     """The arrays at some places of an orbax tree, which is opened in any case.
 
-    Args:
-      directory: the tree's directory.
-      tree: nested dicts and lists with a `Stored` for each array.
-      wanted: by location, the array, abstract array or scalar that the value replaces, None if
-        there is none. Its sharding decides where the value goes.
-
-    Returns:
-      Values by location: a `jax.Array` where there is a sharding, else NumPy arrays.
-
-    Raises:
-      CheckpointError: arrays cannot be read; it names them.
+    `tree` has nested dicts and lists with a `Stored` for each array. `wanted` has, by location, the
+    array, abstract array or scalar that the value replaces, None if there is none. Its sharding
+    decides where the value goes. A value is a `jax.Array` where there is a sharding, else a NumPy
+    array. Raises CheckpointError with the names of arrays that cannot be read.
     """
     if not tree:
         return {}
@@ -84,13 +77,7 @@ def each(
 ) -> Iterator[tuple[tuple[Any, ...], Any, str | None]]:
     """The arrays at some places of an orbax tree as NumPy arrays, and why some cannot be read.
 
-    Args:
-      directory: the tree's directory.
-      tree: as for `read`.
-      locations: the places.
-
-    Yields:
-      A location, its array, and None; or a location, None, and the reason.
+    Yields (location, array, None), or (location, None, reason). `tree` is as for `read`.
     """
     pending = [locations] if locations else []
     failures = 0
@@ -148,9 +135,7 @@ def sharding_of(like: Any) -> jax.sharding.Sharding | None:
 def as_stored(stored: Stored, value: Any) -> Any:
     """What was saved, from what was read: the same kind of array or scalar.
 
-    Args:
-      stored: what the checkpoint says of it.
-      value: what was read; None for what is not among the arrays.
+    `value` is what was read, None for what is not among the arrays.
     """
     if stored.is_python:
         content = value if stored.content is None else stored.content
@@ -167,13 +152,7 @@ def as_stored(stored: Stored, value: Any) -> Any:
 
 
 def as_like(stored: Stored, value: Any, like: Any) -> Any:
-    """A value for the place of another one.
-
-    Args:
-      stored: what the checkpoint says of it.
-      value: what was read.
-      like: the array, abstract array or scalar that it replaces.
-    """
+    """A value that was read, for the place of the array, abstract array or scalar `like`."""
     is_array = isinstance(value, jax.Array) and not is_key(like)
     if is_array and value.dtype == getattr(like, "dtype", None):
         return value

@@ -39,8 +39,7 @@ def texts_of(parts: Sequence[int]) -> list[str]:
 def own_part(value: Any) -> int:
     """What this process adds to the digest of an array, modulo 2**64.
 
-    Args:
-      value: an array; of one that each process has for itself, the first one's counts.
+    Of an array that each process has for itself, the first one's counts.
     """
     value = to_bits(value) if is_key(value) else value
     is_shared = isinstance(value, jax.Array) and not value.is_fully_addressable
@@ -74,9 +73,7 @@ def text_of_whole(value: Any) -> str:
 def _sum(block: np.ndarray, starts: Sequence[int]) -> int:
     """The part of a digest that a block of an array has.
 
-    Args:
-      block: the block.
-      starts: the indices of its first element in the array.
+    `starts` has the indices of the first element of the block in the array.
     """
     words = _words(block)
     starts = [*starts, *[0] * (words.ndim - len(starts))]

@@ -32,13 +32,8 @@ _installed: Any = None
 def reported(what: str, path: object, remedy: str = "") -> Iterator[None]:
     """Turns the errors of a block into errors of the bridge.
 
-    Args:
-      what: what was not done, up to the path.
-      path: the checkpoint's.
-      remedy: what holds after an error, and what to do.
-
-    Raises:
-      CheckpointError: the block raised an error that is not the bridge's.
+    `what` was not done, up to the path. `remedy` says what holds after an error, and what to do.
+    Raises CheckpointError for an error of the block that is not the bridge's.
     """
     try:
         yield
@@ -56,11 +51,8 @@ def agreed(path: object, failure: str = "could not restore") -> Iterator[None]:
     """A block that ends well on all processes of a program, or with an error on all of them.
 
     Without it one process would go on with the old model, and the others with the new one; or it
-    would wait for a process that has given up.
-
-    Args:
-      path: the checkpoint's.
-      failure: what the processes that raised an error of their own could not do.
+    would wait for a process that has given up. `failure` says what the processes that raised an
+    error of their own could not do.
     """
     has_failed = True
     try:
@@ -80,10 +72,8 @@ def agreed(path: object, failure: str = "could not restore") -> Iterator[None]:
 def reason(error: BaseException, arrays: Sequence[str] = ()) -> str:
     """What went wrong, in one line.
 
-    Args:
-      error: what was raised.
-      arrays: the names of arrays, as orbax writes them, that the line leaves out, so that it is the
-        same for all of them.
+    The line leaves out the names `arrays`, as orbax writes them, so that it is the same for all of
+    them.
     """
     found = _code(error)
     if found is not None:

@@ -34,9 +34,7 @@ _FEW = 12
 class Found(NamedTuple):
     """What is at a path.
 
-    Attributes:
-      path: the directory or file.
-      format: `bridge`, `orbax`, or one of a single file: `msgpack`, `safetensors`, `npz`.
+    `format` is `bridge`, `orbax`, or one of a single file: `msgpack`, `safetensors`, `npz`.
     """
 
     path: Any
@@ -46,14 +44,12 @@ class Found(NamedTuple):
 def find(path: str | os.PathLike[str]) -> Found:
     """The checkpoint at a path.
 
-    Args:
-      path: a directory or file; a step of a `CheckpointManager` that has one item will do, and
-        `latest` in the place of a step, also before the name of an item. A checkpoint that a save
-        has taken away, and not yet replaced, is found where it is meanwhile.
+    The path of a step of a `CheckpointManager` that has one item will do, and `latest` in the place
+    of a step, also before the name of an item. A checkpoint that a save has taken away, and not yet
+    replaced, is found where it is meanwhile.
 
-    Raises:
-      CheckpointNotFoundError: there is none; the error names what is there instead.
-      CheckpointError: it was never finished, or lacks the index that orbax writes.
+    Raises CheckpointNotFoundError if there is none, which names what is there instead, and
+    CheckpointError if it was never finished or lacks the index that orbax writes.
     """
     where = latest_step(absolute(path))
     if not is_remote(where):

@@ -65,12 +65,9 @@ def _quoted(key: str) -> str:
 def encode(value: Any) -> Any:
     """A static value as JSON.
 
-    Args:
-      value: None, a bool, number or string, a Variable type or box type, a partition spec, or a
-        tuple, list or mapping of these. A mesh becomes None: it belongs to the program.
-
-    Raises:
-      NotCarriedError: anything else, a function for instance.
+    The value is None, a bool, number or string, a Variable type or box type, a partition spec, or a
+    tuple, list or mapping of these. A mesh becomes None: it belongs to the program. Raises
+    NotCarriedError for anything else, such as a function.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -98,9 +95,8 @@ def encode(value: Any) -> Any:
 def decode(encoded: Any) -> Any:
     """The inverse of `encode`.
 
-    Raises:
-      NotCarriedError: a type that the program has not loaded.
-      MalformedError: JSON that `encode` does not give.
+    Raises NotCarriedError for a type that the program has not loaded, and MalformedError for JSON
+    that `encode` does not give.
     """
     if type(encoded) in _PLAIN:
         return encoded
@@ -170,9 +166,7 @@ def encode_fields(
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The fields of a box as JSON, and the names of those that JSON cannot hold.
 
-    Args:
-      fields: the fields.
-      var_type: the Variable type of the leaf's collection; its own hooks are stored by name.
+    Hooks of `var_type`, the Variable type of the leaf's collection, are stored by name.
     """
     encoded: dict[str, Any] = {}
     left_out: list[str] = []
@@ -202,8 +196,7 @@ def decode_fields(encoded: Mapping[str, Any], var_type: type[nnx.Variable[Any]])
 def encode_form(value: Any) -> Any:
     """The containers of a value as JSON, with a number at each leaf in JAX's order.
 
-    Returns:
-      JSON; if the value holds a container that only a program can make, JSON that says so.
+    If the value holds a container that only a program can make, the JSON says so.
     """
     tree = jax.tree.structure(value)
     try:
@@ -215,8 +208,7 @@ def encode_form(value: Any) -> Any:
 def decode_form(form: Any, leaves: list[Any]) -> Any:
     """The inverse of `encode_form`, with the leaves in their places.
 
-    Raises:
-      NotCarriedError: the file could not hold the containers.
+    Raises NotCarriedError if the file could not hold the containers.
     """
     return jax.tree.map(lambda index: leaves[index], _form_of(form))
 
@@ -224,8 +216,7 @@ def decode_form(form: Any, leaves: list[Any]) -> Any:
 def count_in(form: Any) -> int | None:
     """How many leaves there are in a form; None if the file could not hold the containers.
 
-    Raises:
-      MalformedError: JSON that `encode_form` does not give.
+    Raises MalformedError for JSON that `encode_form` does not give.
     """
     return None if _is_lost(form) else len(jax.tree.leaves(_form_of(form)))
 

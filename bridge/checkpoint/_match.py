@@ -26,11 +26,9 @@ Taken: TypeAlias = dict[Path, list[tuple[Stored, Any]]]
 class Allowed:
     """What may differ between a checkpoint and a target.
 
-    Attributes:
-      rngs: True if RNG state has to fit, False if it is left alone, None if it is restored where
-        both have it.
-      allow_missing: whether the target keeps what the checkpoint lacks.
-      allow_unexpected: whether what the target lacks is ignored.
+    RNG state has to fit if `rngs` is True, is left alone if False, and is restored where both have
+    it if None. With `allow_missing`, the target keeps what the checkpoint lacks; with
+    `allow_unexpected`, what the target lacks is ignored.
     """
 
     rngs: bool | None
@@ -78,18 +76,9 @@ def match(
     misfits: Misfits,
     label: str = "",
 ) -> Taken:
-    """Compares a tree of a checkpoint with a target.
+    """Compares a tree of a checkpoint with a target, and returns what is taken out of the tree.
 
-    Args:
-      source: the checkpoint.
-      records: the leaves of the tree.
-      target: what is restored into.
-      allowed: what may differ.
-      misfits: gets what does not fit.
-      label: what the paths in messages begin with.
-
-    Returns:
-      What is taken out of the tree.
+    `misfits` gets what does not fit. Paths in messages begin with `label`.
     """
     stored = stored_in(records)
     taken: Taken = {}

@@ -50,10 +50,8 @@ _MALFORMED = (MalformedError, NotCarriedError, ValueError, TypeError, RecursionE
 class Notes:
     """What the JSON of a checkpoint says.
 
-    Attributes:
-      written_by: the side that the model was saved from.
-      items: the records of each tree.
-      is_intact: whether its own digest is right; None if it has none.
+    The model was saved from the side `written_by`. `items` has the records of each tree.
+    `is_intact` says whether its own digest is right, None if it has none.
     """
 
     written_by: str
@@ -66,10 +64,8 @@ def write(
 ) -> dict[str, Any]:
     """The JSON for a checkpoint; the inverse of `read`.
 
-    Args:
-      written_by: the side that the model is saved from.
-      items: the records of each tree.
-      digests: the digests of arrays by the name of the tree and their own; None for none at all.
+    `written_by` is the side that the model is saved from. `digests` are those of arrays by the name
+    of the tree and their own; None for none at all.
     """
     made = {}
     for item, records in items.items():
@@ -94,8 +90,7 @@ def write(
 def read(path: Any) -> Notes:
     """The JSON of the checkpoint at a path.
 
-    Raises:
-      CheckpointError: it is newer than this package, or not what this package writes.
+    Raises CheckpointError if it is newer than this package, or not what this package writes.
     """
     problems: list[tuple[str, str]] = []
     items: dict[str, list[Record]] = {}

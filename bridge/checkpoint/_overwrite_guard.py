@@ -35,10 +35,8 @@ def check(
 ) -> None:
     """Raises CheckpointError if what is at a path is not a checkpoint that may be replaced.
 
-    Args:
-      path: a path at which something is.
-      file_format: the format of the file that is to take its place; None for a directory.
-      sources: paths that are read meanwhile.
+    Something is at `path`. `file_format` is that of the file which is to take its place, None for a
+    directory. `sources` are read meanwhile.
     """
     if not path.is_symlink():
         if _is_at_or_above(path, Path.cwd()):
@@ -65,14 +63,8 @@ def check_content(where: Path, path: Path) -> str | None:
 
     A directory is one if a file in it has the form of the index that orbax writes, and every file
     in it is one that this index calls for. A file is one if it is one of safetensors that the
-    bridge wrote: data sets are such files too.
-
-    Args:
-      where: where it is.
-      path: the path that it has in the error.
-
-    Returns:
-      The format of a file, None for a directory.
+    bridge wrote: data sets are such files too. The error names `path` instead of `where`. Returns
+    the format of a file, None for a directory.
     """
     try:
         return _form_of(where)

@@ -24,9 +24,8 @@ NEW, OLD, REPLACED = "new", "old", "replaced"
 def absolute(path: str | os.PathLike[str]) -> Any:
     """A path as orbax takes it.
 
-    Raises:
-      ConversionError: it is none.
-      CheckpointError: it leads to a storage that nothing here can read.
+    Raises ConversionError if it is no path, and CheckpointError if it leads to a storage that
+    nothing here can read.
     """
     if isinstance(path, str) and not path:
         raise mapping_error(path, "a path", "'.' is the current directory")
@@ -52,10 +51,8 @@ def latest_step(where: Any) -> Any:
     """The path that one with `latest` in it means; any other path as it is.
 
     A path inside the step may follow `latest`, such as an item of a manager. A step with an empty
-    directory was never written, and does not count.
-
-    Raises:
-      CheckpointNotFoundError: the directory has no steps, or steps under several names.
+    directory was never written, and does not count. Raises CheckpointNotFoundError if the directory
+    has no steps, or steps under several names.
     """
     if LATEST not in where.parts or where.exists():
         return where

@@ -45,16 +45,10 @@ def publishing(
     The new one is written to a directory beside `path` and brought to the disk. Then one rename
     takes the old one into that directory, and another one gives the new one its name. If a process
     is killed between the two, `find` reads the old checkpoint where it is, and the next save puts
-    it back; it also removes what else was left. Saves to one path wait for each other.
-
-    Args:
-      path: where the checkpoint shall be. Missing directories above it are made.
-      overwrite: whether a checkpoint that is there is replaced.
-      file_format: the format of the new checkpoint if it is a file.
-      sources: paths that are read meanwhile, and are not replaced.
-
-    Yields:
-      The path to write to. Nothing is there yet.
+    it back; it also removes what else was left. Saves to one path wait for each other. Yields the
+    path to write to, where nothing is yet. Missing directories above `path` are made. `file_format`
+    is that of the new checkpoint if it is a file. `sources` are read meanwhile, and are not
+    replaced.
 
     Raises:
       CheckpointError: something is at `path` that is not replaced, or writing fails. What was at

@@ -55,9 +55,7 @@ class Made(NamedTuple):
     def array(self, arrays: Iterable[jax.Array], *, to_nnx: bool) -> jax.Array:
         """The new leaf's array.
 
-        Args:
-            arrays: those of `paths`.
-            to_nnx: whether these are Linen's.
+        The arrays are those of `paths`, which are Linen's with `to_nnx`.
         """
         shape = self.shape or ()
         pairs = zip(self.pieces, arrays, strict=True)
@@ -117,19 +115,11 @@ def placements(
 ) -> dict[Path, Made]:
     """What the leaves of the other side are made of.
 
-    Args:
-        shapes: as for `origins`.
-        target: the shape of each leaf that there is to be, None if it is not an array; None if
-            nothing is known of them.
-        table: the rules.
-        to_nnx: whether the shapes are those of Linen's leaves.
-
-    Returns:
-        By path, with the collection first if there is one. Where the target tells no key, numbers
-        are integers for NNX, as an `nnx.List` has them.
-
-    Raises:
-        RulesError: as `origins`; or only a target would tell the result of a rule.
+    `target` has the shape of each leaf that there is to be, None if it is not an array; it is None
+    if nothing is known of them. With `to_nnx`, the shapes are those of Linen's leaves. | The result
+    is by path, with the collection first if there is one. Where the target tells no key, numbers
+    are integers for NNX, as an `nnx.List` has them. Raises RulesError as `origins` does, or if only
+    a target would tell the result of a rule.
     """
     rules = read_forward(table) if to_nnx else read_backward(table)
     # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.

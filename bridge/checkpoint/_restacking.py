@@ -31,9 +31,8 @@ from ._targets import TargetTree
 def for_target(source: Source, target: TargetTree | None, table: Mapping[str, str]) -> Source:
     """A checkpoint with the paths of a target of the other library.
 
-    Raises:
-        RulesError: a rule cannot be followed, both sides are of one library, two leaves get one
-            path, or layers that are to be stacked are not all there.
+    Raises RulesError if a rule cannot be followed, both sides are of one library, two leaves get
+    one path, or layers that are to be stacked are not all there.
     """
     if target is None:
         raise RulesError("no target", "one of the other library", "give it, or leave rules out")
@@ -67,14 +66,8 @@ def restacked(
 ) -> list[Record]:
     """The leaves of a tree at other paths.
 
-    Args:
-        source: the checkpoint.
-        records: the leaves.
-        made: what the leaf at each new path is made of.
-        to_nnx: whether the checkpoint's leaves are Linen's.
-
-    Raises:
-        RulesError: one leaf is to be made of arrays of several dtypes.
+    `made` says what the leaf at each new path is made of. With `to_nnx`, the checkpoint's leaves
+    are Linen's. Raises RulesError if one leaf is to be made of arrays of several dtypes.
     """
     by_path = {record.path: record for record in records}
     found: list[Record] = []
@@ -120,9 +113,7 @@ def groups_of(arrays: Iterable[Stored]) -> list[list[Stored]]:
 def read(source: Source, wanted: Mapping[Stored, Any]) -> dict[Stored, Any]:
     """Arrays, also such as are made of others; these others are among the values as well.
 
-    Args:
-        source: the checkpoint.
-        wanted: with each array the leaf that it replaces.
+    `wanted` has with each array the leaf that it replaces.
     """
     needed: dict[Stored, Any] = {}
     for stored, like in wanted.items():

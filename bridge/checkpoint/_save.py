@@ -145,11 +145,6 @@ def write(path: Any, handler: Any, args: Any) -> None:
     process's newest number (orbax-checkpoint 0.12.8, `OperationIdGenerator`). Two saves at once
     wait for each other's signals, and create or remove directories that the other one is using,
     even if their paths differ. So saves of this process wait here for each other.
-
-    Args:
-      path: the directory to write to.
-      handler: an orbax handler.
-      args: what the handler saves.
     """
     silence_late_reads()
     with _writing, ocp.Checkpointer(handler) as checkpointer:

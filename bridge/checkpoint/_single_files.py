@@ -52,9 +52,8 @@ def format_of(path: Any) -> str | None:
 def read(path: Any, form: str) -> Any:
     """The tree in a file.
 
-    Raises:
-      CheckpointError: the library that the format takes is not installed, or an npz file has
-        pickled objects, which are not read.
+    Raises CheckpointError if the library that the format takes is not installed, or if an npz file
+    has pickled objects, which are not read.
     """
     if form == "msgpack":
         try:
@@ -112,14 +111,9 @@ def _remarks(path: Any, form: str) -> Mapping[str, str]:
 def write(path: Path, tree: Mapping[str, Any], layout: str, *, out: object) -> None:
     """Writes nested dicts of arrays as a file of safetensors; the inverse of `read`.
 
-    Args:
-      path: the file.
-      tree: the arrays.
-      layout: one of `LAYOUTS`, which is noted beside the arrays.
-      out: where the file will be, for messages.
-
-    Raises:
-      CheckpointError: the format cannot hold the tree, or its library is not installed.
+    `layout` is one of `LAYOUTS`, which is noted beside the arrays. Messages say that the file will
+    be at `out`. Raises CheckpointError if the format cannot hold the tree, or if its library is not
+    installed.
     """
     named: dict[str, Any] = {}
     problems: list[tuple[str, str]] = []

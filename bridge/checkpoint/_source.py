@@ -80,8 +80,7 @@ class Source:
     def read(self, wanted: Mapping[Stored, Any]) -> dict[Stored, Any]:
         """Arrays of the checkpoint, all of them or none.
 
-        Args:
-          wanted: with each array the leaf that it replaces, None if there is none.
+        `wanted` has with each array the leaf that it replaces, None if there is none.
         """
         if not self.trees:
             return {stored: self.loaded[stored.location] for stored in wanted}
@@ -265,12 +264,8 @@ def _are_params_alone(leaves: Collection[Names], form: str, within: Names) -> bo
     streams. A tree that holds more than a model has `params` further down. Without any such sign, a
     single file or a tree called `params` is taken for parameters. A directory of orbax is only if
     Linen made its names, and no key is a number, as those of a list are. In a file numbers are no
-    sign: models of Hugging Face have them (`h/0/attn`).
-
-    Args:
-      leaves: the names of every leaf below the tree.
-      form: the format of the checkpoint.
-      within: the keys that lead to the tree.
+    sign: models of Hugging Face have them (`h/0/attn`). `within` has the keys that lead to the
+    tree.
     """
     keys = {key for names in leaves for key in names}
     last = {names[-1] for names in leaves if names}

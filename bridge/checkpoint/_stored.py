@@ -77,13 +77,7 @@ class Stored:
 
 
 class Recipe(NamedTuple):
-    """How one array is made of others.
-
-    Attributes:
-      origins: the others.
-      made: what becomes of each of them.
-      to_nnx: whether they are Linen's.
-    """
+    """How one array is made of others, the `origins`; with `to_nnx`, these are Linen's."""
 
     origins: tuple[Stored, ...]
     made: Made
@@ -118,11 +112,7 @@ class Record:
     def leaf(self, values: Mapping[Names, Any]) -> Leaf:
         """The leaf with its box.
 
-        Args:
-          values: the arrays and scalars by name.
-
-        Raises:
-          NotCarriedError: the box or the value holds what only a program can.
+        Raises NotCarriedError if the box or the value holds what only a program can.
         """
         if self.left_out:
             raise NotCarriedError(
@@ -138,13 +128,8 @@ class Record:
 def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, dict[Names, Any]]:
     """The record of a leaf, and the arrays to be written by name.
 
-    Args:
-      path: its keys.
-      leaf: the leaf.
-      in_collection: whether the first key is a collection.
-
-    Raises:
-      NotCarriedError: a checkpoint cannot hold it.
+    With `in_collection`, the first key is a collection. Raises NotCarriedError if a checkpoint
+    cannot hold the leaf.
     """
     stored: dict[Names, Stored] = {}
     arrays: dict[Names, Any] = {}
@@ -218,8 +203,7 @@ def key_of(entry: Any) -> Any:
 def describe(value: Any) -> Stored:
     """What a checkpoint says of an array or scalar.
 
-    Raises:
-      NotCarriedError: it is neither, or it is traced or abstract.
+    Raises NotCarriedError if it is neither, or is traced or abstract.
     """
     if isinstance(value, Tracer):
         raise NotCarriedError("belongs to a trace; save outside of jax.jit")

@@ -51,12 +51,8 @@ class TargetTree(NamedTuple):
 def tree_of(tree: Any, *, as_pytree: bool = False) -> TargetTree:
     """The leaves of Linen variables, of an NNX module, of a State, or of any pytree.
 
-    Args:
-      tree: one of these, concrete or abstract.
-      as_pytree: whether a mapping without Variables is a pytree like any other, not variables.
-
-    Raises:
-      ConversionError: it has another form.
+    With `as_pytree`, a mapping without Variables is a pytree like any other, not variables. Raises
+    ConversionError for any other form.
     """
     if isinstance(tree, nnx.Pytree):
         return _of_module(tree)

@@ -32,16 +32,10 @@ OPT_STATE, STEP = "opt_state", "step"
 def linen_state(tree: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     """What a Linen program keeps of its training: collections, `opt_state`, `step` and the rest.
 
-    RNG state is left out, which such a program derives from a key.
-
-    Args:
-      tree: the model.
-      extra: other trees by name. An `nnx.Optimizer` becomes `opt_state` and `step`.
-
-    Raises:
-      CheckpointError: two trees have one name, one is of NNX and no optimizer, or an optimizer is
-        of another model.
-      ConversionError: `model` is not a model.
+    RNG state is left out, which such a program derives from a key. An `nnx.Optimizer` in `extra`
+    becomes `opt_state` and `step`. Raises CheckpointError if two trees have one name, one is of NNX
+    and no optimizer, or an optimizer is of another model, and ConversionError if `tree` is not a
+    model.
     """
     model = tree_of(tree)
     addresses = {path: (path[0], path[1:]) for path in model.leaves if not is_rng(path)}
@@ -98,14 +92,9 @@ def with_optimizer(
 ) -> Source:
     """A checkpoint with the optimizer's state in the layout of the targets that ask for it.
 
-    Args:
-      source: the checkpoint.
-      main: the model that is restored into.
-      targets: the other trees that are restored into, by name.
-      table: the rules of the model; None for names that are the same.
-
-    Raises:
-      RulesError: a rule cannot be followed.
+    `main` is the model that is restored into, and `targets` has the other trees by name. `table`
+    has the rules of the model, None for names that are the same. Raises RulesError if a rule cannot
+    be followed.
     """
     start = 1 if source.layout == "bridge" else 0
     of_nnx = {n: [r.path[start:] for r in own] for n, own in source.extra.items()}
@@ -160,9 +149,7 @@ def _text(path: Path) -> Path:
 def _merged(source: Source, trees: Mapping[str, Sequence[Path]]) -> list[Record]:
     """Trees of a checkpoint as one.
 
-    Args:
-      source: the checkpoint.
-      trees: the names of trees, and the path that each record gets, as text.
+    `trees` has the names of trees, and the path that each record gets, as text.
     """
     records = []
     for name, paths in trees.items():
