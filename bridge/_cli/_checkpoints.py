@@ -28,12 +28,7 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointContents:
-    """A checkpoint that was read.
-
-    Attributes:
-        layout: what `checkpoint.layout` says of it.
-        leaves: its leaves; those of an NNX state are in `NO_COLLECTION`.
-    """
+    """A checkpoint that was read; leaves of an NNX state are in `NO_COLLECTION`."""
 
     layout: Layout
     leaves: Neutral
@@ -87,13 +82,8 @@ class CheckpointContents:
 def read(path: str, within: tuple[str, ...] = (), given: str | None = None) -> CheckpointContents:
     """Reads a checkpoint.
 
-    Args:
-        path: its directory or file.
-        within: the keys of the model in a checkpoint that holds more.
-        given: the library that its paths come from, `linen` or `nnx`; None to find out.
-
-    Raises:
-        CheckpointError: it cannot be read.
+    `within` has the keys of the model in a checkpoint that holds more. `given` is the library that
+    its paths come from, `linen` or `nnx`; None to find out.
     """
     layout = checkpoint.layout(path, within=within, layout=given)
     if layout.layout != "nnx":
@@ -141,8 +131,7 @@ def text_of(path: Path) -> str:
 def filtered(leaves: Mapping[Path, _T], expression: re.Pattern[str] | None) -> dict[Path, _T]:
     """The leaves with a path that `--filter` matches.
 
-    Raises:
-        InputError: none is left, though there are leaves.
+    Raises InputError if none is left, though there are leaves.
     """
     if expression is None:
         return dict(leaves)
@@ -160,8 +149,7 @@ def filtered(leaves: Mapping[Path, _T], expression: re.Pattern[str] | None) -> d
 def in_order(keys: Iterable[object]) -> list[list[str | int]]:
     """A key that sorts `h/10` behind `h/9`, and `layer_10` behind `layer_9`.
 
-    Args:
-        keys: those of a path, or a collection and a path.
+    The keys are those of a path, or a collection and a path.
     """
     flat = (key for each in keys for key in (each if isinstance(each, tuple) else [each]))
     # Texts and numbers alternate, so that a text never meets a number.

@@ -172,8 +172,7 @@ def give_up(stream: TextIO) -> None:
 def path(text: str) -> pathlib.Path:
     """The path that an option is given, for a `type` of argparse; `~` is the home directory.
 
-    Raises:
-        ArgumentTypeError: it is empty, or leads to an object store.
+    Raises ArgumentTypeError if it is empty, or leads to an object store.
     """
     if not text.strip() or "://" in text:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a path of this machine")
@@ -184,8 +183,7 @@ def path(text: str) -> pathlib.Path:
 def page(text: str) -> pathlib.Path:
     """The path of a page that is written at the end of a command's work.
 
-    Raises:
-        ArgumentTypeError: as `path`, or there is no directory to write to.
+    Raises ArgumentTypeError as `path` does, and if there is no directory to write to.
     """
     found = path(text)
     if not found.parent.is_dir():
@@ -286,9 +284,7 @@ def _literal(text: str) -> Any:
 def named(expected: str, read: Callable[[str], Any]) -> Callable[[str], tuple[str, Any]]:
     """A `type` of argparse for NAME=VALUE.
 
-    Args:
-        expected: the form and an example, for the error.
-        read: a `type` for the value.
+    `expected` is the form with an example, for the error, and `read` is a `type` for the value.
     """
 
     def read_named(text: str) -> tuple[str, Any]:
@@ -306,10 +302,7 @@ def number(
 ) -> Callable[[str], _Number]:
     """A `type` of argparse for numbers.
 
-    Args:
-        expected: what a number has to be, for the error.
-        fits: whether a number is that.
-        kind: what reads it.
+    `expected` says in the error what a number has to be.
     """
 
     def read(text: str) -> _Number:

@@ -30,11 +30,9 @@ from ._input_errors import InputError
 class Conversion:
     """A conversion that has not happened yet.
 
-    Attributes:
-        to_nnx: whether the result is an NNX State, and not Linen variables.
-        moves: the paths of the sources and that of the target as text, empty if `plan` tells them.
-        plan: the comparison with the model, None without one.
-        make: makes the result.
+    The result of `make` is an NNX State with `to_nnx`, and else Linen variables. `moves` has the
+    paths of the sources and that of the target as text; it is empty if `plan` tells them. `plan` is
+    the comparison with the model, None without one.
     """
 
     to_nnx: bool
@@ -63,9 +61,8 @@ def conversion_of(
 ) -> Conversion:
     """The conversion for `--model`; by `--rules` alone; or into another format, without either.
 
-    Raises:
-        RulesError: a rule cannot be followed, or two leaves get one path.
-        InputError: the collections of the leaves are not known.
+    Raises RulesError if a rule cannot be followed or two leaves get one path, and InputError if the
+    collections of the leaves are not known.
     """
     if arguments.model is not None:
         sample, model = _target.abstract(arguments.model, arguments)
@@ -106,11 +103,8 @@ def source_of(
 ) -> Any:
     """A checkpoint as the source of a plan: Linen variables, or an NNX State or module.
 
-    Args:
-        contents: the checkpoint.
-        arguments: those of the command; `--source-model` names the module.
-        inputs: inputs for that module, if it brings none.
-        model: what the values are for, an NNX module or Linen variables.
+    `--source-model` names the module, and `inputs` are for that module if it brings none. `model`
+    is what the values are for, an NNX module or Linen variables.
     """
     if isinstance(model, nnx.Module):
         return to_variables(_with_collections(contents))

@@ -66,12 +66,8 @@ def new_table(
 ) -> Table:
     """A table without lines between its cells, which pipes well.
 
-    In a narrow terminal its cells are folded and not cut.
-
-    Args:
-        headings: those of the columns.
-        rows: the cells.
-        right: the headings of columns of numbers.
+    In a narrow terminal its cells are folded and not cut. The columns with headings in `right` hold
+    numbers.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for heading in headings:
@@ -101,10 +97,8 @@ def short_shape(shape: Sequence[int] | None) -> str:
 def working(what: str, *, is_json: bool) -> Iterator[Callable[[str], None]]:
     """Shows the progress of a block on stderr, if that is a terminal; yields what changes it.
 
-    Args:
-        what: what is shown at first.
-        is_json: whether all that is printed in the block goes to stderr, as stdout is kept for one
-            document.
+    With `is_json`, all that is printed in the block goes to stderr, as stdout is kept for one
+    document.
     """
     with contextlib.ExitStack() as stack:
         if is_json:

@@ -15,10 +15,8 @@ _INSTALLED = tuple(
 def user_place(error: BaseException) -> str | None:
     """File and line of the innermost call in the user's own program.
 
-    Flax, JAX and this package raise most errors, but the line to change is in the program.
-
-    Returns:
-        The place, None if no code of the program was running.
+    Flax, JAX and this package raise most errors, but the line to change is in the program. None if
+    no code of the program was running.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]

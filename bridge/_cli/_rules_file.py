@@ -19,11 +19,7 @@ from ._input_errors import InputError
 def load(file: pathlib.Path | None) -> Mapping[str, str] | None:
     """Reads a table of NNX paths by regular expressions for Linen paths, as `port.plan` takes it.
 
-    Returns:
-        The table; None without a file.
-
-    Raises:
-        InputError: not TOML, or not such a table.
+    Returns None without a file. Raises InputError if it is not TOML, or not such a table.
     """
     if file is None:
         return None

@@ -82,17 +82,9 @@ def opened(
     """What a TARGET names, as a function that makes it.
 
     Inside of the block the modules beside the file (or in the current directory) can be imported,
-    as for a script.
-
-    Args:
-        target: the TARGET.
-        arguments: those of the command. Its `--input` replaces the model's own inputs, and its
-            `--kwarg` is added to the model's own.
-        is_one_of_two: whether `--kwarg` may be meant for another model, if this one's call does
-            not take it.
-
-    Raises:
-        InputError: there is no such file, module or name.
+    as for a script. The `--input` of `arguments` replaces the model's own inputs, and its `--kwarg`
+    is added to the model's own. With `is_one_of_two`, `--kwarg` may be meant for another model, if
+    this one's call does not take it. Raises InputError if there is no such file, module or name.
     """
     with opened_name(target) as found:
 
@@ -111,8 +103,7 @@ def opened(
 def opened_name(target: str) -> Iterator[Any]:
     """What a TARGET names, as it is; see `opened`.
 
-    Raises:
-        InputError: there is no such file, module or name.
+    Raises InputError if there is no such file, module or name.
     """
     place, _, name = target.rpartition(":")
     if not place or not name:
@@ -134,14 +125,8 @@ def abstract(
 ) -> tuple[Sample, Any]:
     """The model of a TARGET without values, for commands that may name a `--source-model` too.
 
-    Args:
-        target: the TARGET.
-        arguments: as for `opened`.
-        inputs: inputs for a model that brings none.
-
-    Returns:
-        The sample with shapes as its inputs; and, also as shapes, its NNX module or the variables
-        of its Linen model.
+    `inputs` are for a model that brings none. Returns the sample with shapes as its inputs; and,
+    also as shapes, its NNX module or the variables of its Linen model.
     """
     samples: list[Sample] = []
     is_one_of_two = arguments.source_model is not None

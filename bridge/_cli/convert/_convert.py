@@ -24,10 +24,9 @@ from bridge.checkpoint._stored import parts
 def converted(arguments: argparse.Namespace) -> Result:
     """Plans the conversion, and writes what comes of it.
 
-    Raises:
-        InputError: OUT is missing.
-        CheckpointError: CHECKPOINT cannot be read, what is at OUT is not replaced, the format
-            cannot hold the values, or writing fails; what was there is unchanged.
+    Raises InputError if OUT is missing. Raises CheckpointError if CHECKPOINT cannot be read, what
+    is at OUT is not replaced, the format cannot hold the values, or writing fails; what was there
+    is then unchanged.
     """
     if arguments.out is None:
         raise InputError("OUT", "nothing", "what is to be written", "give a path")

@@ -15,9 +15,8 @@ from bridge._cli._result import Result
 def suggested(arguments: argparse.Namespace) -> Result:
     """The rules that `--model` needs, by names and by the calls of the models that are given.
 
-    Raises:
-        InputError: there is no `--model`, or a TARGET gives no model of the right library.
-        PortError: a model cannot be traced.
+    Raises InputError if there is no `--model`, or a TARGET gives no model of the right library, and
+    PortError if a model cannot be traced.
     """
     if arguments.model is None:
         raise InputError(

@@ -69,13 +69,9 @@ def compare(
 ) -> Differences:
     """Compares leaves by path.
 
-    Args:
-        a: leaves by path, keys as text.
-        b: likewise.
-        rtol: values are the same if they differ by at most `atol + rtol * |b|`; NaN is the same as
-            NaN.
-        atol: see `rtol`.
-        ignore_dtype: whether the same values in another dtype are the same.
+    The keys of the paths are text. Values are the same if they differ by at most `atol + rtol *
+    |b|`; NaN is the same as NaN. With `ignore_dtype`, the same values in another dtype are the
+    same.
     """
     both = sorted(a.keys() & b.keys(), key=in_order)
     pairs = [_difference(path, a[path], b[path], rtol, atol) for path in both]

@@ -32,10 +32,9 @@ _HEADINGS = (
 def compared(arguments: argparse.Namespace) -> Result:
     """Compares the leaves of two checkpoints.
 
-    Raises:
-        CheckpointError: one of them cannot be read.
-        InputError: there is no Linen checkpoint to convert, or no leaf is left by `--filter`.
-        PortError: the Linen checkpoint does not fit `--model`.
+    Raises CheckpointError if one of them cannot be read, PortError if the Linen checkpoint does not
+    fit `--model`, and InputError if there is no Linen checkpoint to convert or `--filter` leaves no
+    leaf.
     """
     rules = _rules_file.load(arguments.rules)
     contents = [

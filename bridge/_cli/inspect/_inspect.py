@@ -24,9 +24,7 @@ _COUNTS = ("leaves", "elements")
 def inspected(arguments: argparse.Namespace) -> Result:
     """Tells what a checkpoint holds.
 
-    Raises:
-        CheckpointError: it cannot be read.
-        InputError: no leaf is left by `--filter`.
+    Raises CheckpointError if it cannot be read, and InputError if `--filter` leaves no leaf.
     """
     path = arguments.checkpoint
     layout = checkpoint.layout(path, within=arguments.within, layout=arguments.layout)

@@ -25,9 +25,8 @@ compares the order of calls too, and prints other rules if that says otherwise."
 def compared(arguments: argparse.Namespace) -> Result:
     """Makes both models and compares them, or proposes the rules that `--port` needs.
 
-    Raises:
-        InputError: a TARGET gives no model, or no inputs are known.
-        PortError: with `--port`, the values of A do not fit B.
+    Raises InputError if a TARGET gives no model or no inputs are known, and PortError if, with
+    `--port`, the values of A do not fit B.
     """
     rules = _rules_file.load(arguments.rules)
     with (

@@ -50,9 +50,7 @@ from ._source import counterpart_of, import_path, is_part, source_of
 def document_of(target: str, root: Node) -> dict[str, Any]:
     """The report on a tree.
 
-    Args:
-        target: what the command line called the model.
-        root: the model's node.
+    `target` is what the command line called the model.
     """
     # Containers (`nnx.List`, `nnx.Dict`) are not modules, and a wrapper and what it wraps are one.
     are_native = [node.kind.is_native for node in root.walk()]

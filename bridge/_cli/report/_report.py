@@ -45,8 +45,7 @@ _STYLE = "@media (prefers-color-scheme: dark) { span { filter: brightness(1.7); 
 def reported(arguments: argparse.Namespace) -> Result:
     """Makes the model, looks at it, and writes the page that `--html` asks for.
 
-    Raises:
-        InputError: TARGET gives no model, or the share for `--min-migrated` is not known.
+    Raises InputError if TARGET gives no model, or the share for `--min-migrated` is not known.
     """
     root = tree(arguments.target, arguments)
     document = document_of(arguments.target, root)
@@ -72,12 +71,8 @@ def reported(arguments: argparse.Namespace) -> Result:
 def tree(target: str, arguments: argparse.Namespace) -> Node:
     """Makes the model of a TARGET and looks at it, without allocating anything.
 
-    Args:
-        target: the TARGET.
-        arguments: those of the command. With its `--concrete` the model is run with real arrays.
-
-    Raises:
-        InputError: TARGET gives no model, or one that only runs with real arrays.
+    With `--concrete` in `arguments`, the model is run with real arrays. Raises InputError if TARGET
+    gives no model, or one that only runs with real arrays.
     """
     with _target.opened(target, arguments) as make:
         made: list[Node] = []

@@ -39,9 +39,8 @@ def source_of(cls: type) -> ClassSource:
 def counterpart_of(cls: type | None) -> type | bool | None:
     """The NNX class that stands for a Linen class.
 
-    Returns:
-        A class; False if Flax ships the Linen class and has no NNX one; None if nothing is known of
-        the class, so that a port of it is for its owner to write.
+    Returns False if Flax ships the Linen class and has no NNX one, and None if nothing is known of
+    the class, so that a port of it is for its owner to write.
     """
     if cls is None:
         return None

@@ -40,15 +40,10 @@ from ._observed import (
 def module_tree(
     model: nnx.Module | nn.Module, observed: Observed, variables: Mapping[str, Any] | None = None
 ) -> Node:
-    """The tree of a model.
+    """The model's own node, with the tree below it.
 
-    Args:
-        model: an NNX module, or an unbound Linen module.
-        observed: the Linen modules that were seen running, which tells their classes.
-        variables: a Linen model's variables, as its `init` returns them.
-
-    Returns:
-        The model's own node.
+    A Linen `model` is unbound. The modules that were seen running (`observed`) tell their classes.
+    `variables` are those of a Linen model, as its `init` returns them.
     """
     if isinstance(model, nnx.Module):
         return _nnx_node(model, (), observed, Kind.NNX)

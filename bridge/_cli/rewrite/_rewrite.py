@@ -24,9 +24,8 @@ from bridge.rewrite.discover._found import Found, discovered
 def rewritten(arguments: argparse.Namespace) -> Result:
     """Rewrites models.
 
-    Raises:
-        InputError: a TARGET gives no Linen model, or no inputs are known.
-        RewriteError: one cannot be run, or a file is not written.
+    Raises InputError if a TARGET gives no Linen model or no inputs are known, and RewriteError if
+    one cannot be run or a file is not written.
     """
     if arguments.as_linen and arguments.in_place:
         raise InputError("--in-place", "--as-linen too", "one of the two", "use --write")
