@@ -15,9 +15,7 @@ _DIGITS = re.compile(r"(\d+)")
 class Numbered(NamedTuple):
     """A text taken apart at its numbers.
 
-    Attributes:
-      pieces: what is around the numbers; one more than there are numbers.
-      digits: the numbers as they are written.
+    There is one piece more than there are numbers. `digits` has the numbers as they are written.
     """
 
     pieces: tuple[str, ...]

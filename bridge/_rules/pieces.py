@@ -115,8 +115,7 @@ def cut_out(value: Any, region: Region) -> Any:
 def assembled(parts: Sequence[tuple[Region, Any]]) -> Any:
     """The leaf that consists of these parts; the inverse of `cut_out` for all regions together.
 
-    Args:
-      parts: (region, value); the regions cover the leaf, and no two of them overlap.
+    `parts` has (region, value); the regions cover the leaf, and no two of them overlap.
     """
     region, value = parts[0]
     if not region:
@@ -159,11 +158,7 @@ def side_by_side(
 ) -> list[Region]:
     """The regions of a leaf that hold parts side by side on an axis; none if they do not fit.
 
-    Args:
-      shape: of the leaf.
-      parts: the shape of each part, which may be reshaped; one of size 1 may lack the axis.
-      axis: the axis of the leaf.
-      times: how often they lie there.
+    A part may be reshaped; one of size 1 may lack the axis. The parts lie there `times` times.
     """
     if not -len(shape) <= axis < len(shape):
         return []
@@ -208,14 +203,8 @@ def pieces_of(
 ) -> list[Piece] | str:
     """How the leaves that a rule puts together are made of each other.
 
-    Args:
-      linen: the shape of the Linen leaf of each part.
-      nnx: the shape of the NNX leaf of each part.
-      layers: which of several stacked layers of the Linen and of the NNX leaves is meant.
-      form: what the rule says.
-
-    Returns:
-      A piece for each part, without leaves; or why there is none.
+    `layers` says which of several stacked layers of the Linen and of the NNX leaves is meant.
+    Returns a piece for each part, without leaves; or why there is none.
     """
     theirs = [without_axis(shape, layers[0]) for shape in linen]
     ours = [without_axis(shape, layers[1]) for shape in nnx]
@@ -248,11 +237,8 @@ def target_shapes(
 ) -> Sequence[LeafShape] | None:
     """The shape of what a rule makes of each part; None if only the target tells it.
 
-    Args:
-      sources: the shape of the source of each part.
-      layer: which of several stacked layers of the sources is meant.
-      form: what the rule says, which may be anything but a reshape or a split.
-      to_nnx: whether the sources are Linen's.
+    `sources` has the shape of the source of each part, of which `layer` is meant. `form` may be
+    anything but a reshape or a split. With `to_nnx`, the sources are Linen's.
     """
     moved: list[tuple[int, ...]] = []
     for source in sources:

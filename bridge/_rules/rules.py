@@ -178,12 +178,8 @@ UNCHANGED = Form()
 class Rule:
     """Which Linen path is which NNX path, and how the leaves below them differ.
 
-    Attributes:
-      linen: the regular expression for a Linen path.
-      nnx: the NNX path.
-
-    Raises:
-      ValueError: it cannot be read; the text says why.
+    `linen` is a regular expression for a Linen path. Raises ValueError if a part cannot be read;
+    the text says why.
     """
 
     linen: str
@@ -232,11 +228,7 @@ class Rule:
 class Route:
     """A rule for one part, or the whole rule if it has no parts.
 
-    Attributes:
-      rule: the rule.
-      linen: the regular expression for a Linen path.
-      nnx: the NNX path.
-      part: which of the rule's parts it is.
+    `linen` is the regular expression for a Linen path, and `part` is the number of the rule's part.
     """
 
     rule: Rule
@@ -277,8 +269,7 @@ class Route:
     def target(self, hit: re.Match[str]) -> list[Segment]:
         """The NNX path of a Linen path that the expression matches.
 
-        Raises:
-          RulesError: an entry has something else than a number.
+        Raises RulesError if an entry has something else than a number.
         """
         found: list[Segment] = []
         for part in self.segments:
@@ -367,8 +358,7 @@ def _taken_apart(text: str) -> tuple[list[str], list[int]]:
 def table_of(rules: object) -> Table:
     """What a user gave as rules, empty for None.
 
-    Raises:
-        RulesError: it is not a table, such as the path of a file.
+    Raises RulesError if it is not a table, such as the path of a file.
     """
     if rules is None or isinstance(rules, Mapping):
         return cast("Table", rules or {})
@@ -382,8 +372,7 @@ def table_of(rules: object) -> Table:
 def rules_of(table: Table) -> list[Rule]:
     """The rules of a table.
 
-    Raises:
-        RulesError: a rule cannot be read.
+    Raises RulesError if a rule cannot be read.
     """
     rules: list[Rule] = []
     problems: list[str] = []
@@ -404,8 +393,7 @@ def rules_of(table: Table) -> list[Rule]:
 def read_forward(table: Table) -> list[OneWay]:
     """The rules of a table for Linen paths.
 
-    Raises:
-        RulesError: a rule cannot be read.
+    Raises RulesError if a rule cannot be read.
     """
     return [route.forward() for rule in rules_of(table) for route in rule.routes]
 
@@ -413,8 +401,7 @@ def read_forward(table: Table) -> list[OneWay]:
 def read_backward(table: Table) -> list[OneWay]:
     """The rules of a table for NNX paths; the inverse of `read_forward`.
 
-    Raises:
-        RulesError: a rule cannot be read, or cannot be read backwards.
+    Raises RulesError if a rule cannot be read, or cannot be read backwards.
     """
     routes = [route for rule in rules_of(table) for route in rule.routes]
     made = [route.backward() for route in routes]
