@@ -234,9 +234,8 @@ def _check_names(rewriter: Rewriter) -> None:
 def entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
     """A model and its call, checked.
 
-    Raises:
-        RewriteError: it cannot be made, is not a Linen model, or runs an NNX class already.
-        InvalidMethodError: the model has no method of this name.
+    Raises RewriteError if it cannot be made, is not a Linen model, or runs an NNX class already,
+    and InvalidMethodError if the model has no method of this name.
     """
     found = _checked(make, inputs, kwargs, method)
     cls = type(found.make())

@@ -36,14 +36,10 @@ _MOST_ROUNDS = 40
 class Rewriter:
     """Rewrites a program.
 
-    Args:
-        entries: what is run; the first entry is the main one.
-        keep_names: whether automatic names stay Linen's.
-        only: names of the classes that may be rewritten, None for all.
-        skip: names of classes that stay Linen.
-        on_progress: is called with a line of text at each stage.
-        gradients: whether gradients are compared.
-        varies: whether each class is proven for other values of its fields too.
+    The first of `entries` is the main one. With `keep_names`, automatic names stay Linen's. Only
+    classes named in `only` may be rewritten, None for all, and those in `skip` stay Linen.
+    `on_progress` is called with a line of text at each stage. With `varies`, each class is proven
+    for other values of its fields too.
     """
 
     def __init__(

@@ -45,16 +45,10 @@ def records_of(
 ) -> list[dict[str, Any]]:
     """Runs a command, and returns what its Linen calls were.
 
-    The command and what it starts are ended with this process.
-
-    Args:
-        command: the program and its arguments.
-        root: the folder of the project, in which the command runs.
-        allow_failure: whether the records count although the command fails.
-        on_progress: is given a line about what goes on.
-
-    Raises:
-        RewriteError: the command cannot be started, or it fails.
+    The command runs in the folder `root` of the project. It and what it starts are ended with this
+    process. With `allow_failure`, the records count although the command fails. `on_progress` is
+    given a line about what goes on. Raises RewriteError if the command cannot be started, or if it
+    fails.
     """
     with tempfile.TemporaryDirectory(prefix="bridge-discover-") as name:
         folder = pathlib.Path(name)

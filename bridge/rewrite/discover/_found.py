@@ -89,11 +89,8 @@ class Discovered:
 class Found:
     """What was found by running a command.
 
-    Attributes:
-        command: the command.
-        entries: the entry points, the one with the most parameters first.
-        left: why other calls are no entry points.
-        done: the classes of those that run an NNX class already.
+    The entry point with the most parameters comes first. `left` says why other calls are no entry
+    points, and `done` has the classes of those that run an NNX class already.
     """
 
     command: str
@@ -136,15 +133,9 @@ def discovered(
     the mode alone are one entry point. Inside of the block the modules of the project can be
     imported as in the command.
 
-    Args:
-        command: the program and its arguments.
-        root: the folder of the project.
-        allow_failure: whether what was recorded counts although the command fails.
-        on_progress: is given a line about what goes on.
-
-    Raises:
-        RewriteError: the command fails or calls no model of the project, or its modules cannot be
-            imported here, or are others.
+    With `allow_failure`, what was recorded counts although the command fails. Raises RewriteError
+    if the command fails or calls no model of the project, or if its modules cannot be imported
+    here, or are others.
     """
     records = records_of(command, root, allow_failure=allow_failure, on_progress=on_progress)
     calls = [each for each in records if "values" in each]
@@ -169,8 +160,7 @@ def _folders(calls: Iterable[Mapping[str, Any]], root: pathlib.Path) -> list[str
 def _import(calls: Iterable[Mapping[str, Any]]) -> None:
     """Imports the modules of the models.
 
-    Raises:
-        RewriteError: one cannot be imported, or is another one than in the command.
+    Raises RewriteError if one cannot be imported, or is another one than in the command.
     """
     problems: list[str] = []
     changed: list[str] = []

@@ -33,9 +33,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def start(root: str, folder: str) -> None:
     """Records from the import of Linen on.
 
-    Args:
-        root: the folder of the project.
-        folder: where the records are written, a file for each process.
+    Each process writes its records to a file in `folder`. `root` is the folder of the project.
     """
     sys.meta_path.insert(0, _WhenImported(Recorder(root, folder)))
 
@@ -65,9 +63,7 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 class Recorder:
     """Notes calls, each kind of call once.
 
-    Args:
-        root: the folder of the project.
-        folder: where the records are written.
+    Records are written to `folder`. `root` is the folder of the project.
     """
 
     def __init__(self, root: str, folder: str) -> None:

@@ -33,9 +33,6 @@ _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritt
 class Calls:
     """The edits of one method's body.
 
-    Args:
-        given: what is decided of the method.
-
     Attributes:
         notes: what a person has to look at: line and text.
         through: the slots whose calls go through NNX's transforms.
@@ -54,8 +51,7 @@ class Calls:
     def edits(self) -> list[Edit]:
         """The edits.
 
-        Raises:
-            NotRewritableError: a call cannot be followed.
+        Raises NotRewritableError if a call cannot be followed.
         """
         node = self.method.node
         found = [e for each in node.body for e in self.method.references.edits(each)]
@@ -152,10 +148,7 @@ class Calls:
     def transformed(self, slot: Slot, call: ast.Call, layer: str) -> Iterator[Edit]:
         """A call through NNX's transforms.
 
-        Args:
-            slot: where the layer is made.
-            call: its call.
-            layer: its name there.
+        `slot` is where the layer is made, and `layer` is the layer's name there.
         """
         self.through.add(slot.node)
         is_stacked = any(each.kind in STACKS for each in slot.lift.chain)
@@ -313,8 +306,7 @@ class Calls:
     def _is_merged(self, name: str) -> bool:
         """Whether the call has an argument of a field's name, and takes whichever of them is given.
 
-        Raises:
-            NotRewritableError: it has such an argument, and reads the field by itself.
+        Raises NotRewritableError if it has such an argument, and reads the field by itself.
         """
         method = self.method
         if name not in method.taint.arguments:

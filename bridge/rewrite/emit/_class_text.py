@@ -39,13 +39,7 @@ _KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property"
 
 
 class ClassText:
-    """The new text of one class.
-
-    Args:
-        program: everything.
-        plan: the class.
-        references: what Linen's names become in its file.
-    """
+    """The new text of one class."""
 
     def __init__(self, program: Program, plan: ClassPlan, references: References) -> None:
         self.program, self.plan, self.references = program, plan, references
@@ -58,8 +52,7 @@ class ClassText:
     def written(self) -> Written:
         """The text, and what a person has to look at.
 
-        Raises:
-            NotRewritableError: the class stays Linen.
+        Raises NotRewritableError if the class stays Linen.
         """
         plan = self.plan
         if (layer := layer_of(plan.layer)) is not None:

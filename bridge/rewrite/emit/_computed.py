@@ -21,12 +21,7 @@ _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.FunctionDef, ast.Import
 
 
 class Properties:
-    """The text of the properties of one `setup`, and of what is left of it.
-
-    Args:
-        computed: what computes with parameters.
-        references: what Linen's names become in the file.
-    """
+    """The text of the properties of one `setup`, and of what is left of it."""
 
     def __init__(self, computed: Computed, references: References) -> None:
         self.computed, self.references = computed, references
@@ -39,8 +34,7 @@ class Properties:
     def edits(self, made: Mapping[ast.Call, str]) -> Iterator[Edit]:
         """The edits of the constructor, which makes the parameters alone.
 
-        Args:
-            made: what makes them, by the expressions that made them.
+        `made` says what makes them, by the expressions that made them.
         """
         gone: set[ast.stmt] = set()
         for each in self.computed.statements:
@@ -99,11 +93,7 @@ class Properties:
             found |= more
 
     def texts(self, indent: int) -> list[str]:
-        """The text of a property for each attribute.
-
-        Args:
-            indent: the indentation of a method.
-        """
+        """The text of a property for each attribute."""
         blank = " " * indent
         return [
             f"{blank}@property\n{blank}def {name}(self):\n"

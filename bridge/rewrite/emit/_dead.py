@@ -27,8 +27,7 @@ RAISES = "a branch that did not run raises NotImplementedError"
 def dead_blocks(method: Method) -> list[list[ast.stmt]]:
     """The blocks of a method that make layers and did not run.
 
-    Raises:
-        NotRewritableError: such a layer is in an expression.
+    Raises NotRewritableError if such a layer is in an expression.
     """
     found: list[list[ast.stmt]] = []
     lines = method.program.records.lines.get(method.source.file, set())
@@ -65,9 +64,7 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
 class DeadChoice(NamedTuple):
     """A conditional expression of `setup` with a branch that makes a layer and did not run.
 
-    Attributes:
-        node: the expression.
-        is_body: whether that branch is the first one.
+    `is_body` says whether that branch is the first one.
     """
 
     node: ast.IfExp

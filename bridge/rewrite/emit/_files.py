@@ -22,13 +22,7 @@ SUFFIX = "_nnx"
 
 
 class NewFile:
-    """The file beside one source file.
-
-    Args:
-        program: everything.
-        source: the old file.
-        module: the name of the old module.
-    """
+    """The file beside one source file."""
 
     def __init__(self, program: Program, source: Source, module: str) -> None:
         self.program, self.source, self.module = program, source, module
@@ -52,8 +46,7 @@ class NewFile:
     def text(self, extra: Iterable[str] = ()) -> str:
         """The text of the file.
 
-        Args:
-            extra: names that are needed besides the rewritten classes.
+        `extra` names what is needed besides the rewritten classes.
         """
         return self._assembled(self._needed(extra))
 

@@ -26,8 +26,7 @@ _WIDTH = 100
 def function_edits(method: Method) -> Iterator[Edit]:
     """The edits of the transforms in one method.
 
-    Raises:
-        NotRewritableError: NNX's transforms do not do the same.
+    Raises NotRewritableError if NNX's transforms do not do the same.
     """
     for each in method.plan.functions:
         if method.node in method.source.ancestors(each.node):
@@ -227,13 +226,7 @@ _ABSENT = object()
 def decorated(references: References, node: ast.expr, method: ast.FunctionDef) -> str | None:
     """The decorator of NNX in the place of one of Linen.
 
-    Args:
-        references: what names stand for.
-        node: the decorator.
-        method: what it decorates.
-
-    Returns:
-        Its text, None if there is none that does the same.
+    None if there is none that does the same.
     """
     value = references.value_of(node)
     given = method.args

@@ -20,13 +20,7 @@ from ._signature import size_arguments
 
 
 class FunctionText:
-    """The new text of one function.
-
-    Args:
-        program: everything.
-        plan: the function.
-        references: what Linen's names become in its file.
-    """
+    """The new text of one function."""
 
     def __init__(self, program: Program, plan: FunctionPlan, references: References) -> None:
         self.program, self.plan, self.references = program, plan, references
@@ -36,8 +30,7 @@ class FunctionText:
     def written(self) -> Written:
         """The text, what a person has to look at, and what the constructor takes.
 
-        Raises:
-            NotRewritableError: the function stays Linen.
+        Raises NotRewritableError if the function stays Linen.
         """
         (given,) = method_plans(self.program, self.plan, self.references)
         return self._function(given) if isinstance(given, SetupPlan) else self._class(given)

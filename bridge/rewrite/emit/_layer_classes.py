@@ -34,13 +34,7 @@ _CALL = """
 
 
 class LayerClass:
-    """One class that derives from a layer.
-
-    Args:
-        plan: the class.
-        layer: what becomes of the layer.
-        references: what Linen's names become in its file.
-    """
+    """One class that derives from a layer."""
 
     def __init__(self, plan: ClassPlan, layer: Layer, references: References) -> None:
         self.plan, self.layer, self.references = plan, layer, references
@@ -50,8 +44,7 @@ class LayerClass:
     def check(self) -> None:
         """Checks that it does no more than NNX's layer has a place for.
 
-        Raises:
-            NotRewritableError: it does.
+        Raises NotRewritableError if it does.
         """
         methods = self.plan.methods
         for name, node in methods.items():
@@ -81,8 +74,8 @@ class LayerClass:
     def _has_own_type(self) -> bool:
         """Whether its parameters have the type that initializers give them, whatever the field is.
 
-        Raises:
-            NotRewritableError: some have, and some have that of the field.
+        Raises NotRewritableError if some parameters have that type and others the type of the
+        field.
         """
         slots = self.plan.slots.values()
         own = [slot for slot in slots if len(slot.node.args) == 3]

@@ -20,11 +20,7 @@ _WIDTH = 100
 
 
 class LiftedCalls:
-    """The calls of one slot.
-
-    Args:
-        lift: what it becomes.
-    """
+    """The calls of one slot."""
 
     def __init__(self, lift: Lift) -> None:
         self.lift, self.method, self.slot = lift, lift.method, lift.slot
@@ -33,13 +29,8 @@ class LiftedCalls:
     def callee(self, call: ast.Call, layer: str, *, is_stacked: bool) -> tuple[str, list[str]]:
         """What is called, and its arguments, the layer first.
 
-        Args:
-            call: the call of the layer.
-            layer: the layer's name there.
-            is_stacked: whether there are several of it.
-
-        Raises:
-            NotRewritableError: the arguments cannot be told apart.
+        `layer` is the layer's name there. With `is_stacked`, there are several such layers. Raises
+        NotRewritableError if the arguments cannot be told apart.
         """
         if not is_stacked:
             given = ["..."] * (len(call.args) + len(call.keywords))

@@ -56,8 +56,7 @@ def declared_methods(plan: ClassPlan) -> list[ast.FunctionDef]:
 def linen_class_text(plan: ClassPlan, interface: Interface) -> str:
     """The class's text.
 
-    Raises:
-        UnfitError: something else of the class is needed.
+    Raises UnfitError if something else of the class is needed.
     """
     node, source = plan.node, plan.source
     if node.decorator_list:

@@ -18,12 +18,8 @@ from ._dead import blocks_of
 class Removals:
     """The removals in one method.
 
-    Args:
-        method: the method.
-        kept: the statements that the constructor has.
-        dead: blocks that did not run.
-        insertions: text that goes before statements.
-        items: what the calls name layers of lists by.
+    The constructor has the statements `kept`; the blocks `dead` did not run. `insertions` go before
+    statements. `items` has what the calls name layers of lists by.
     """
 
     def __init__(
@@ -221,11 +217,9 @@ def _assignments(
 ) -> set[ast.stmt]:
     """The assignments that give names their values, directly or through other names.
 
-    Args:
-        method: the method.
-        names: the names; what the assignments read is added.
-        read: what counts of the names that an assignment reads.
-        is_wanted: whether an assignment counts, given the names that are known by then.
+    What the assignments read is added to `names`. `read` returns the names that count of those that
+    an assignment reads. `is_wanted` says whether an assignment counts, given the names that are
+    known by then.
     """
     found: set[ast.stmt] = set()
     before = -1

@@ -27,9 +27,6 @@ from ._tied import Applied
 class Setup:
     """The `setup` of a class.
 
-    Args:
-        given: what is decided of the method.
-
     Attributes:
         notes: what a person has to look at: line and text.
     """
@@ -47,8 +44,7 @@ class Setup:
     def text(self) -> str:
         """The statements.
 
-        Raises:
-            NotRewritableError: something in it cannot be rewritten.
+        Raises NotRewritableError if something in it cannot be rewritten.
         """
         body = [
             s
@@ -320,9 +316,7 @@ class Setup:
     def call_edits(self, method: Method, calls: Calls) -> list[Edit]:
         """The edits of another method that uses what `setup` made.
 
-        Args:
-            method: the other method.
-            calls: what its calls become.
+        `calls` says what its calls become.
         """
         found: list[Edit] = []
         own = [s for s in self.slots if s.outer is None and not self.computed.makes(s)]

@@ -18,13 +18,7 @@ _WIDTH = 100
 
 
 class Signature:
-    """The arguments of one class's constructor.
-
-    Args:
-        program: everything.
-        plan: the class.
-        references: what Linen's names become in its file.
-    """
+    """The arguments of one class's constructor."""
 
     def __init__(self, program: Program, plan: ClassPlan, references: References) -> None:
         self.program, self.plan, self.references = program, plan, references
@@ -64,8 +58,7 @@ class Signature:
     def text(self, column: int) -> str:
         """The line of `def`, or the lines.
 
-        Args:
-            column: its indentation.
+        The line is indented by `column`.
         """
         indent = " " * column
         parameters: list[_Parameter] = []

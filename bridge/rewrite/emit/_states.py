@@ -32,12 +32,7 @@ DRAWS = "keys are drawn from an NNX stream"
 class States:
     """The calls of such methods in one method.
 
-    Args:
-        method: the method.
-        dead: blocks that did not run.
-
-    Attributes:
-        notes: what a person has to look at: line and text.
+    The blocks `dead` did not run. `notes` has what a person has to look at: line and text.
     """
 
     def __init__(self, method: Method, dead: Sequence[list[ast.stmt]]) -> None:
@@ -88,8 +83,7 @@ class States:
     def edits(self) -> Iterator[Edit]:
         """The edits.
 
-        Raises:
-            NotRewritableError: one has no counterpart.
+        Raises NotRewritableError if one has no counterpart.
         """
         for node in self._nodes():
             if isinstance(node, ast.Attribute) and is_self(node):
@@ -265,13 +259,7 @@ _SIMPLE = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)
 def branch_edits(method: Method, node: ast.If, *, value: bool) -> Iterator[Edit] | None:
     """The edits that leave one branch of a statement.
 
-    Args:
-        method: the method.
-        node: the statement.
-        value: its condition.
-
-    Returns:
-        None if the statement has to stay as it is.
+    `value` is the value of its condition. Returns None if the statement has to stay as it is.
     """
     source = method.source
     block = next(b for b in blocks_of(source.parents[node]) if node in b)

@@ -26,8 +26,7 @@ from ._dead import is_never_called
 def variable_edits(method: Method) -> Iterator[Edit]:
     """`self.body.variables["params"]["wte"]["embedding"]` is `self.body.wte.embedding[...]`.
 
-    Raises:
-        NotRewritableError: it is not one array that a rewritten class has.
+    Raises NotRewritableError if it is not one array that a rewritten class has.
     """
     source = method.source
     lines = method.program.records.lines.get(source.file, set())
@@ -100,9 +99,6 @@ class Applied:
     """The layers of a `setup` that are applied to weights of others: `self.head.apply(...)`.
 
     They have weights of their own only where they are called as well, as any layer of Linen's.
-
-    Args:
-        method: a method of the class.
     """
 
     def __init__(self, method: Method) -> None:
@@ -150,8 +146,7 @@ class Applied:
     def test(self, slot: Slot) -> str | None:
         """When a layer has weights of its own, `""` for never; None for always.
 
-        Raises:
-            NotRewritableError: a constructor cannot know it.
+        Raises NotRewritableError if a constructor cannot know it.
         """
         applied = self.calls(slot)
         if not applied and not self._is_uncalled(slot):

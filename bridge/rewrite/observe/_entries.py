@@ -27,11 +27,7 @@ _INITIALIZER = nn.initializers.normal(0.1)
 class Entry:
     """A model and a call of it.
 
-    Attributes:
-        make: what gives the Linen module.
-        inputs: shapes or arrays.
-        kwargs: keyword arguments of the call.
-        method: what is called, None for `__call__`.
+    Inputs are shapes or arrays, and `method` is None for `__call__`.
     """
 
     make: Callable[[], nn.Module]
@@ -49,11 +45,7 @@ class Entry:
 class Varied:
     """A run with other fields or inputs than the program gives.
 
-    Attributes:
-        run: its number.
-        entry: how the model is made and called.
-        what: the difference, in words.
-        is_flag: whether every size is the given one.
+    `what` says the difference in words. `is_flag` says that every size is the given one.
     """
 
     run: int
@@ -74,16 +66,8 @@ def arguments_of(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a call as an entry has them: arrays by position, and the rest by name.
 
-    A mode has to be given by name to be flipped.
-
-    Args:
-        cls: the module's class.
-        method: the name of what is called.
-        args: arguments by position, shapes in the place of arrays.
-        kwargs: those by name.
-
-    Returns:
-        Both, None if the method takes any number of arguments, or others.
+    A mode has to be given by name to be flipped. `args` has shapes in the place of arrays. Returns
+    None if the method takes any number of arguments, or others.
     """
     try:
         signature = inspect.signature(getattr(cls, method))
@@ -122,11 +106,7 @@ def difference(before: Any, after: Any, name: str = "") -> Iterator[str]:
 
 
 def is_flag(what: str) -> bool:
-    """Whether a difference changes no size.
-
-    Args:
-        what: the difference in words.
-    """
+    """Whether a difference changes no size."""
     value = what.rpartition("=")[2]
     return ", " not in what and value in ("True", "False", "None", "an initializer", "float32")
 
@@ -136,12 +116,8 @@ def variations(
 ) -> Iterator[tuple[nn.Module, Any]]:
     """Models and inputs with one size changed in each, to tell equal sizes apart.
 
-    Sizes are doubled, so that what divides them still does.
-
-    Args:
-        module: the model.
-        inputs: its inputs.
-        flags_alone: whether only flags and the lengths of lists change.
+    Sizes are doubled, so that what divides them still does. With `flags_alone`, only flags and the
+    lengths of lists change.
     """
     shapes = jax.tree.map(_spec, inputs)
     for index, spec in enumerate(() if flags_alone else shapes):
@@ -174,14 +150,8 @@ def combined(
 ) -> tuple[nn.Module, Any] | None:
     """The model and inputs with all sizes changed at once, each by a factor of its own.
 
-    Args:
-        module: the model.
-        inputs: its inputs.
-        apart: whether equal sizes of one input, such as those of a square image, get several
-            factors, so that what is equal by chance is told apart.
-
-    Returns:
-        Both, None if the constructor refuses.
+    With `apart`, equal sizes of one input, such as those of a square image, get several factors, so
+    that what is equal by chance is told apart. Returns None if the constructor refuses.
     """
     factors = _Factors()
     by_size: dict[tuple[int, int], int] = {}

@@ -28,12 +28,9 @@ _DIRECT = {
 class Transforms:
     """Looks for lifted transforms.
 
-    Args:
-        records: what is added to.
-        site: the expression of the program that a frame is at.
-        count: the next number in the order of a run.
-        passed: by id, the code that nobody looks into; of a function that a transform makes it is
-            taken out.
+    `site` gives the expression of the program that a frame is at, and `count` the next number in
+    the order of a run. `passed` has, by id, the code that nobody looks into; that of a function
+    which a transform makes is taken out.
     """
 
     def __init__(

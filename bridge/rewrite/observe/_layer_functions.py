@@ -55,11 +55,7 @@ class Function:
 
 
 class FunctionCalls:
-    """The calls of functions in one run.
-
-    Args:
-        is_users: whether a file belongs to the program.
-    """
+    """The calls of functions in one run."""
 
     def __init__(self, is_users: Callable[[str], bool]) -> None:
         self._is_users = is_users

@@ -156,13 +156,8 @@ class FunctionCall:
 class Called:
     """One call of a module's method.
 
-    Attributes:
-        method: its name.
-        args: positional arguments, arrays as `Shape`.
-        kwargs: the same by name.
-        output: what it returned, arrays as `Shape`.
-        began: when, counted in makings and calls of a run.
-        ended: when it returned.
+    Arrays in `args`, `kwargs` and `output` are `Shape`. `began` and `ended` are counted in makings
+    and calls of a run.
     """
 
     method: str
@@ -177,13 +172,7 @@ class Called:
 class Instance:
     """A module of the model in one run.
 
-    Attributes:
-        run: the number of the run.
-        path: its path.
-        cls: its class; a lifted transform's own class is not counted.
-        fields: its dataclass fields by name.
-        calls: in order.
-        lifted: the class that a lifted transform made, if there is one.
+    A lifted transform's own class does not count as `cls`; it is `lifted`, if there is one.
     """
 
     run: int
@@ -313,10 +302,8 @@ def below(
 ) -> dict[str, Any]:
     """Each collection's part at a path, without the axes that transforms added.
 
-    Args:
-        variables: shapes, by collection.
-        path: of the module.
-        stacks: the transforms around it, the outermost first.
+    `variables` has shapes, by collection. `stacks` has the transforms around the module, the
+    outermost first.
     """
     found: dict[str, Any] = {}
     for collection, tree in variables.items():

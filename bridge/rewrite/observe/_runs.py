@@ -20,8 +20,7 @@ from ._trace import Watch
 def run_entry(watch: Watch, entry: Entry) -> int:
     """Runs an entry with the arguments that were given.
 
-    Raises:
-        RewriteError: the model raises.
+    Raises RewriteError if the model raises.
     """
     try:
         return run(watch, entry.make(), *entry.called)
@@ -42,11 +41,7 @@ def run(
     kwargs: Mapping[str, Any],
     method: str | None = None,
 ) -> int:
-    """Runs `init` under `jax.eval_shape`.
-
-    Returns:
-        The number of the run.
-    """
+    """Runs `init` under `jax.eval_shape`, and returns the number of the run."""
 
     def init(*arrays: Any) -> Any:
         given = iter(arrays)

@@ -16,12 +16,7 @@ _AXIS = 1
 def choices(inputs: Any, kwargs: Mapping[str, Any]) -> Iterator[frozenset[int]]:
     """The arrays that may be sequences: all of one length, the last one alone, or none.
 
-    Args:
-        inputs: the arguments of a call.
-        kwargs: keyword arguments.
-
-    Yields:
-        The numbers of the leaves that are cut into steps.
+    Yields the numbers of the leaves that are cut into steps.
     """
     lengths = {
         number: leaf.shape[_AXIS]
@@ -40,11 +35,7 @@ def step(
 ) -> tuple[Any, dict[str, Any]]:
     """The arguments of one step.
 
-    Args:
-        inputs: the arguments for whole sequences, arrays or shapes.
-        kwargs: keyword arguments.
-        cut: the leaves that are sequences.
-        number: which step; the last one is repeated.
+    `cut` has the leaves that are sequences. `number` says which step; the last one is repeated.
     """
     leaves, tree = jax.tree.flatten((tuple(inputs), dict(kwargs)))
 

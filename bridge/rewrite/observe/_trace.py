@@ -55,9 +55,7 @@ class WatchedLines(NamedTuple):
 class Watch:
     """Records what models do while they run.
 
-    Args:
-        is_inside: whether a file belongs to the user's package.
-        watched: by file, the lines before which something is recorded.
+    `watched` has the lines, by file, before which something is recorded.
     """
 
     def __init__(
@@ -83,8 +81,7 @@ class Watch:
     def running(self, *, keeps: bool = True) -> Iterator[None]:
         """One run; what it saw is forgotten if it fails.
 
-        Args:
-            keeps: whether it is kept otherwise.
+        Without `keeps`, it is forgotten in any case.
         """
         self._run += 1
         before = len(self.records.makings)

@@ -28,16 +28,9 @@ _MOST_VARIATIONS = 24
 class Runs:
     """The runs, and what was seen in them.
 
-    Args:
-        entries: what is run.
-        inside: whether a file belongs to the program.
-        watched: the lines of a file before which something is recorded.
-        on_progress: is called with a line of text at each stage.
-
-    Attributes:
-        watch: what was seen.
-        varied: the runs with other sizes.
-        notes: remarks on the runs for the report.
+    `watched` has the lines of a file before which something is recorded. `on_progress` is called
+    with a line of text at each stage. `watch` is what was seen, `varied` has the runs with other
+    sizes, and `notes` has remarks on the runs for the report.
     """
 
     def __init__(

@@ -20,20 +20,15 @@ _CARRY = "nnx.Carry"
 class Axes:
     """The axes of one transform.
 
-    Args:
-        records: what was seen.
-        lifted: the transform.
-        places: run and path of every module that it was used on.
-        texts: the axes that are no numbers in the program, by collection.
+    `places` has run and path of every module that the transform was used on, and `texts` the axes
+    that are no numbers in the program, by collection. Raises NotRewritableError if NNX cannot say
+    them.
 
     Attributes:
         called: what the transform's `in_axes` has for the module.
         made: `out_axes` of the `nnx.vmap` that makes it.
         is_shared: whether all members have the same keys.
         draws: whether the modules draw keys.
-
-    Raises:
-        NotRewritableError: NNX cannot say it.
     """
 
     def __init__(
@@ -88,8 +83,7 @@ class Axes:
     def _keys(self) -> str:
         """The axis of the keys.
 
-        Raises:
-            NotRewritableError: they are split otherwise than NNX's modules split them.
+        Raises NotRewritableError if they are split otherwise than NNX's modules split them.
         """
         splits = dict(self.lifted.options.get("split_rngs") or {})
         drawn = {each for each in self._drawn() if each in splits}
@@ -122,12 +116,7 @@ class Axes:
 
 
 def axis_texts(call: ast.AST | None, text: Callable[[ast.expr], str]) -> dict[str, str]:
-    """The axes of a transform's call that are not numbers, by collection.
-
-    Args:
-        call: the call.
-        text: gives an expression's text.
-    """
+    """The axes of a transform's call that are not numbers, by collection."""
     keywords = call.keywords if isinstance(call, ast.Call) else []
     node = next((k.value for k in keywords if k.arg == "variable_axes"), None)
     found: dict[str, str] = {}

@@ -33,11 +33,7 @@ _WORD = re.compile(r"\w+")
 
 
 class Slice:
-    """The constructor's part of a compact method.
-
-    Args:
-        method: the method.
-    """
+    """The constructor's part of a compact method."""
 
     def __init__(self, method: Method) -> None:
         self.method, self.source, self.plan = method, method.source, method.plan
@@ -105,8 +101,8 @@ class Slice:
     def _called(self) -> dict[ast.stmt, list[ast.FunctionDef]]:
         """The functions inside of the method that make layers, by the statement that calls each.
 
-        Raises:
-            NotRewritableError: something else becomes of one, or its names are the method's too.
+        Raises NotRewritableError if something else becomes of one, or its names are the method's
+        too.
         """
         found: dict[ast.stmt, list[ast.FunctionDef]] = {}
         every = [*ast.walk(self.method.node)]
@@ -493,10 +489,8 @@ def _is_part(node: ast.AST) -> bool:
 def _header_line(words: str, expression: str, column: int) -> str:
     """The line that begins a block; what goes on over several lines needs parentheses for it.
 
-    Args:
-        words: what stands before the expression, such as `if`.
-        expression: the condition, or what a loop takes.
-        column: where the block was, if it is from the program.
+    `words` stands before the expression, such as `if`. `expression` is the condition, or what a
+    loop takes. `column` is where the block was, if it is from the program.
     """
     line = f"{words} {expression}:"
     if "\n" not in expression:

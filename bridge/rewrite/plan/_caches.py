@@ -20,9 +20,7 @@ from ._refusals import NotRewritableError
 class Cache:
     """How a constructor makes a cache.
 
-    Attributes:
-        arguments: of `init_cache`.
-        test: when there is one, None for always.
+    `arguments` are those of `init_cache`. `test` says when there is one, None for always.
     """
 
     arguments: str
@@ -32,10 +30,7 @@ class Cache:
 def cache_lines(cache: Cache, attention: str, depth: int = 0) -> Lines:
     """The statements that make a decode cache, behind that which makes the layer.
 
-    Args:
-        cache: what is made.
-        attention: the layer.
-        depth: the indentation of the first line.
+    `depth` is the indentation of the first line.
     """
     call = f"{attention}.init_cache({cache.arguments})"
     if cache.test is None:
@@ -46,10 +41,8 @@ def cache_lines(cache: Cache, attention: str, depth: int = 0) -> Lines:
 def cache_of(method: Method, slot: Slot) -> Cache | None:
     """The cache of an attention layer; None if it never decodes.
 
-    The shape becomes an argument of the constructor, which is None where nothing is decoded.
-
-    Raises:
-        NotRewritableError: the constructor cannot make it.
+    The shape becomes an argument of the constructor, which is None where nothing is decoded. Raises
+    NotRewritableError if the constructor cannot make it.
     """
     makings = [m for m in slot.makings if m.made.get("decode")]
     if not makings:

@@ -47,14 +47,8 @@ class Candidate:
 class Candidates:
     """The candidates at each execution of an expression of a method.
 
-    Args:
-        program: everything.
-        plan: the class.
-        method: the method.
-        taint: which of its names a constructor knows.
-
-    Attributes:
-        choices: the texts of sizes that are a choice of the constructor.
+    `taint` tells which names of the method a constructor knows. `choices` has the texts of sizes
+    that are a choice of the constructor.
     """
 
     def __init__(
@@ -70,9 +64,7 @@ class Candidates:
     def at(self, making: Making, allowed: set[str]) -> Iterator[Candidate]:
         """The candidates at one execution.
 
-        Args:
-            making: the execution.
-            allowed: the local names that may be used.
+        `allowed` has the local names that may be used.
         """
         yield from self._local(making, allowed)
         yield from self.outs(making, self._earlier(making), allowed)

@@ -146,9 +146,7 @@ def plan_of(cls: type, inside: Callable[[str], bool], program: Program) -> Class
 def parsed(program: Program, file: str) -> Source:
     """The source of a file.
 
-    Raises:
-        SyntaxError: it is not Python.
-        UnicodeDecodeError: it is not UTF-8.
+    Raises SyntaxError if it is not Python, and UnicodeDecodeError if it is not UTF-8.
     """
     source = source_of(file, pathlib.Path(file).stat().st_mtime)
     program.sources[file] = source

@@ -15,15 +15,8 @@ from ._slots import is_stored
 class Computed:
     """The statements of one `setup` that compute with parameters.
 
-    Args:
-        plan: the class.
-        setup: the method.
-
-    Attributes:
-        attributes: the attributes that they set.
-        statements: the statements.
-        slots: the parameters that no attribute is, by the expressions that make them.
-        stored: the attributes that are parameters.
+    `slots` has the parameters that no attribute is, by the expressions that make them, and `stored`
+    the attributes that are parameters.
     """
 
     def __init__(self, plan: ClassPlan, setup: ast.FunctionDef) -> None:

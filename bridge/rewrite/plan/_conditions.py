@@ -16,11 +16,7 @@ from ._refusals import NotRewritableError
 
 
 class Conditions:
-    """The conditions of one method.
-
-    Args:
-        method: the method.
-    """
+    """The conditions of one method."""
 
     def __init__(self, method: Method) -> None:
         self.method, self.source, self.plan = method, method.source, method.plan

@@ -36,8 +36,7 @@ _IGNORED = ("name", "parent")  # A parent is None where a program writes it.
 def made_text(method: Method, slot: Slot) -> str:
     """The expression that makes what a slot holds, as the constructor has it.
 
-    Raises:
-        NotRewritableError: there is none.
+    Raises NotRewritableError if there is none.
     """
     return (
         Constructor(method, slot).text() if slot.kind == "module" else variable_text(method, slot)
@@ -45,11 +44,7 @@ def made_text(method: Method, slot: Slot) -> str:
 
 
 class NestedLinenError(NotRewritableError):
-    """An argument of another module stays Linen.
-
-    Args:
-        refusal: why.
-    """
+    """An argument of another module stays Linen."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -57,12 +52,7 @@ class NestedLinenError(NotRewritableError):
 
 
 class Constructor:
-    """What a slot becomes.
-
-    Args:
-        method: the method that it is in.
-        slot: the slot.
-    """
+    """What a slot becomes."""
 
     def __init__(self, method: Method, slot: Slot) -> None:
         self.method, self.slot = method, slot
@@ -78,8 +68,7 @@ class Constructor:
     def text(self) -> str:
         """The expression that makes it.
 
-        Raises:
-            NotRewritableError: there is none.
+        Raises NotRewritableError if there is none.
         """
         layers = [self.program.layer_of(cls) for cls in self.classes]
         plans = [self.program.plan_of(cls) for cls in self.classes]
@@ -299,9 +288,7 @@ class Constructor:
     def size(self, name: str, size: Any) -> str:
         """An expression for a size of what is made.
 
-        Args:
-            name: of the size.
-            size: what gives it for a making.
+        `name` is the name of the size. `size` gives its value for a making.
         """
         records = [(m, size(m)) for m in self.slot.makings]
         if all(value is None for _, value in records):

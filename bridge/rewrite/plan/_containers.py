@@ -66,13 +66,7 @@ def is_apart(source: Source, slot: Slot) -> bool:
 
 
 def held_attributes(program: Program, plan: ClassPlan, setup: ast.FunctionDef) -> dict[str, str]:
-    """The attributes that hold several modules, with `List` or `Dict`.
-
-    Args:
-        program: everything.
-        plan: the class.
-        setup: the method.
-    """
+    """The attributes that hold several modules, with `List` or `Dict`."""
     slots = [slot for slot in plan.slots.values() if slot.method is setup]
     made = {slot.node for slot in slots}
     inside = _held_variables(setup, made)

@@ -17,13 +17,8 @@ from ._plans import Slot
 def fixed_mode(method: Method, slot: Slot, node: ast.expr) -> str | None:
     """The mode in the calls of a layer.
 
-    Args:
-        method: where the layer is made.
-        slot: the layer.
-        node: the mode.
-
-    Returns:
-        Its text, None if not every call of the layer is seen: then it stays in the constructor.
+    `node` is the mode. Returns None if not every call of the layer is seen: then it stays in the
+    constructor.
     """
     if slot.outer is not None or slot.lift is not None or slot.is_list:
         return None

@@ -47,8 +47,7 @@ _KEEPING_METHODS = frozenset({"astype", "copy", "clip"})
 class Size:
     """Where the last dimension of an array comes from.
 
-    Attributes:
-        parts: the sizes that it is made of.
+    `parts` are the sizes that it is made of.
     """
 
     parts: tuple[Any, ...] = ()
@@ -152,8 +151,7 @@ class Computed(OfOthers):
 class Chained(Size):
     """What the layers of a list pass on, each to the next; behind the last one, what is left.
 
-    Attributes:
-        made: the expression in `setup` that makes each of them; of several branches, the first.
+    `made` is the expression in `setup` that makes each of them; of several branches, the first.
     """
 
     made: ast.Call
@@ -163,9 +161,8 @@ class Chained(Size):
 class Made:
     """What a name is that is called as a layer.
 
-    Attributes:
-        slots: the expressions that make it; one of them ran.
-        test: the condition for the first of two.
+    `slots` are the expressions that make it, of which one ran. `test` is the condition for the
+    first of two.
     """
 
     slots: tuple[Slot, ...]
@@ -179,9 +176,8 @@ Known: TypeAlias = "Size | Made | ast.FunctionDef | type[list[Any]] | None"
 class Following(NamedTuple):
     """What the layers of a list pass on.
 
-    Attributes:
-        first: the size that the first layer is given.
-        passed: by what makes the layers, the size that each passes on.
+    `first` is the size that the first layer is given, and `passed` has the size that each layer
+    passes on, by what makes it.
     """
 
     first: Size
@@ -249,10 +245,6 @@ class Facts(NamedTuple):
 
 class Flow:
     """Where the last dimensions of a method's arrays come from.
-
-    Args:
-        method: the function.
-        facts: what is known of it.
 
     Attributes:
         inputs: by slot, the sizes that its first call is given: by position and by name.
@@ -436,11 +428,8 @@ class Flow:
     ) -> bool:
         """Follows a statement that runs one of several blocks.
 
-        Args:
-            node: the statement.
-            blocks: what may run, an empty one if nothing may.
-            is_known: whether a constructor knows which one runs.
-            test: the condition of the first of two.
+        One of `blocks` runs; an empty one means that perhaps nothing does. With `is_known`, a
+        constructor knows which one runs. `test` is the condition of the first of two.
         """
         known = dict(self._names)
         self._keep_before(node, set().union(*map(bound_in_all, blocks)))
@@ -711,11 +700,8 @@ class Flow:
     ) -> Size | None:
         """What the last iteration of a loop leaves behind, or what was there without one.
 
-        Args:
-            loop: the loop.
-            bound: the names that it sets.
-            size: what each turn leaves, in the words of the loop.
-            first: what was there before.
+        The loop sets the names `bound`. `size` is what each turn leaves, in the words of the loop,
+        and `first` is what was there before.
         """
         items = [*items_of(loop.target, loop.iter, ("list", "tuple"))]
         if len(items) != 1 or self._facts.touches(loop.iter):
@@ -1098,11 +1084,8 @@ class Flow:
     ) -> Size | None:
         """A size in the words of a class's own method, in those of who makes the class.
 
-        Args:
-            size: what the class's method returns.
-            names: the arguments of that method.
-            slot: where it is made.
-            given: the sizes that it is called with.
+        `size` is what the class's method returns, and `names` are the arguments of that method. The
+        class is made at `slot`. `given` has the sizes that it is called with.
         """
         match size:
             case Computed():
@@ -1325,9 +1308,7 @@ def _is_last(node: ast.expr | None) -> bool:
 def _keeps_last_index(index: ast.expr, rank: int | None) -> bool:
     """Whether an index such as that of `x[:, 0]` leaves the last axis as it is.
 
-    Args:
-        index: the index.
-        rank: how many dimensions the array has, if that is known.
+    `rank` is how many dimensions the array has, None if that is not known.
     """
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     last = items[-1] if items else None

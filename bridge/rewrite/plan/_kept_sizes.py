@@ -51,10 +51,9 @@ _SUM = ast.Compare
 class Chain(NamedTuple):
     """A list of layers that is made in a loop, which keeps the size that each passes on.
 
-    Attributes:
-        statement: the statement of `setup` that it is in, or its branches.
-        before: what is set before that.
-        turns: what is set behind each layer, by what makes it; empty if nothing is.
+    `statement` is the statement of `setup` that has the list, or its branches. `before` is what is
+    set before that. `turns` is what is set behind each layer, by what makes the layer; empty if
+    nothing is.
     """
 
     statement: ast.stmt
@@ -65,11 +64,8 @@ class Chain(NamedTuple):
 class KeptSizes:
     """What the flow of a method's arrays says, as text of its constructor.
 
-    Args:
-        method: the `Method`.
-
-    Attributes:
-        names: the variables that the constructor keeps, by the names beside which they are.
+    `names` has the variables that the constructor keeps, by the names of the program's variables
+    beside them.
     """
 
     def __init__(self, method: Any) -> None:
@@ -211,10 +207,8 @@ class KeptSizes:
     ) -> str | None:
         """The last dimension of what a slot is called with, None if it is not followed.
 
-        Args:
-            slot: the slot.
-            argument: of its call, by position or by name.
-            sizes: what it was, each time that the slot ran.
+        `argument` is a position or a name in the call. `sizes` has the dimension for each time that
+        the slot ran.
         """
         size = self.flow.inputs.get(slot.node, {}).get(argument)
         if any(self._value(size, making) not in (None, value) for making, value in sizes):
@@ -373,8 +367,7 @@ class KeptSizes:
     def _text(self, size: Any) -> str:
         """A size as the constructor computes it.
 
-        Raises:
-            NotRewritableError: it needs what only the call knows.
+        Raises NotRewritableError if it needs what only the call knows.
         """
         text = self._method.init_text
         match size:

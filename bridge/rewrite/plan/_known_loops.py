@@ -28,15 +28,9 @@ def known_loop(
     """The part of a loop that a constructor knows, None if there is none.
 
     `for skip, width in zip(skips, widths)` has `for width in widths`: where there are fewer skips
-    than widths this makes too many layers, which the comparison of weights finds.
-
-    Args:
-        target: what the loop binds.
-        values: what it goes over.
-        taint: what depends on a call.
-        source: the file.
-        text: an expression as the constructor has it.
-        sized: (target, values) -> the loop over the sizes of a list of arrays, where one is kept.
+    than widths this makes too many layers, which the comparison of weights finds. The loop binds
+    `target` and goes over `values`. `text` gives an expression as the constructor has it.
+    `sized(target, values)` is the loop over the sizes of a list of arrays, where one is kept.
     """
     if not taint.touches(values):
         return Loop(source.render(target), text(values))

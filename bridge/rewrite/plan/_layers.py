@@ -28,11 +28,6 @@ _OTHER_FIELDS = ("promote_dtype",)
 class Layer:
     """The NNX counterpart of a Linen class: its row, and what the signatures of both tell.
 
-    Args:
-        cls: the Linen class.
-        row: what is known of the layer.
-        native: the NNX class.
-
     Attributes:
         native: the NNX class.
         name: its name.
@@ -139,9 +134,7 @@ _layer = functools.cache(Layer)
 def seen(instance: Instance, variables: Any) -> Seen:
     """What the sizes of a layer are found in.
 
-    Args:
-        instance: the layer.
-        variables: its abstract variables, by collection.
+    `variables` are abstract, by collection.
     """
     values = (v for call in instance.calls for v in (*call.args, *call.kwargs.values()))
     first = next((value.shape for value in values if isinstance(value, Shape)), None)
@@ -160,9 +153,7 @@ def field_order(cls: type) -> list[str]:
 def layer_base(cls: type, own: Any) -> type | None:
     """The layer of Flax that a class of the package derives from, if it can be NNX's.
 
-    Args:
-        cls: the class.
-        own: the classes of the package.
+    `own` has the classes of the package.
     """
     foreign = [b for b in cls.__mro__[1:] if issubclass(b, nn.Module) and b not in own]
     base = foreign[0]

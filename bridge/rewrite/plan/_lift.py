@@ -20,12 +20,7 @@ from ._stacking import metadata, stacked
 class Lift:
     """What a layer under lifted transforms becomes.
 
-    Args:
-        method: the method that makes it.
-        slot: where it is made.
-
-    Raises:
-        NotRewritableError: NNX's transforms do not do the same.
+    Raises NotRewritableError if NNX's transforms do not do the same.
     """
 
     def __init__(self, method: Method, slot: Slot) -> None:
@@ -93,8 +88,7 @@ class Lift:
     def axes(self, lifted: Lifted) -> Axes:
         """The axes of one of the transforms.
 
-        Raises:
-            NotRewritableError: NNX cannot say them.
+        Raises NotRewritableError if NNX cannot say them.
         """
         places = [(m.run, m.path or ()) for m in self.slot.makings]
         texts = axis_texts(self._call(lifted), self.method.call_text)
@@ -163,9 +157,7 @@ class Lift:
     def _test(self, lifted: Lifted, text: Callable[[ast.expr], str] | None = None) -> str:
         """The condition under which one of the transforms is there.
 
-        Args:
-            lifted: the transform.
-            text: gives an expression's text, as the call has it by default.
+        `text` gives an expression's text, by default as the call has it.
         """
         source = self.method.source
         # Of two branches that fill one attribute, the one of the layers.
@@ -186,8 +178,7 @@ class Lift:
     def in_call(self, node: ast.AST) -> str:
         """An expression as a call of the layer has it, which knows no variable of `setup`.
 
-        Raises:
-            NotRewritableError: a variable has no single value.
+        Raises NotRewritableError if a variable has no single value.
         """
         if not self.method.is_setup:
             return self.method.call_text(node)
@@ -225,8 +216,7 @@ class Lift:
     def constructor(self, made: str) -> str:
         """The expression that makes the layers.
 
-        Args:
-            made: the expression that makes one.
+        The expression `made` makes one layer.
         """
         plain = made
         for each in reversed(self.chain):

@@ -20,13 +20,7 @@ from ._references import References
 
 
 def follow_methods(program: Program, plan: ClassPlan, references: References) -> None:
-    """Moves what such methods make to the calls of them.
-
-    Args:
-        program: everything.
-        plan: the class.
-        references: what Linen's names become in its file.
-    """
+    """Moves what such methods make to the calls of them."""
     for name, method in plan.methods.items():
         constructor = _returned(method, references)
         if constructor is None or name in ("__call__", "setup"):

@@ -27,9 +27,7 @@ from ._references import References, references_of
 def find_makers(program: Program, inside: Callable[[str], bool]) -> None:
     """Finds the makers that the classes call, and what depends on a mode alone in these calls.
 
-    Args:
-        program: everything.
-        inside: whether a file belongs to the program.
+    `inside` says whether a file belongs to the program.
     """
     for plan in program.plans.values():
         references = references_of(program, plan)
@@ -146,10 +144,7 @@ def modes_in_call(
 ) -> dict[str, str]:
     """The modes of what a maker makes, by name, as the call that calls the maker has them.
 
-    Args:
-        maker: the maker.
-        node: its call.
-        text_of: an expression as the call has it.
+    `node` calls the maker. `text_of` gives an expression as the call has it.
     """
     given = _bound(maker, node) or {}
     defaults = {each.arg: default for each, default in arguments_of(maker.function).items()}
@@ -178,11 +173,7 @@ def modes_in_call(
 def is_mixed(plan: ClassPlan, method: ast.AST, node: ast.expr, modes: Collection[str]) -> bool:
     """Whether what an expression makes may take no mode, where some of it takes one.
 
-    Args:
-        plan: the class.
-        method: where the expression is.
-        node: the expression.
-        modes: the names of these modes.
+    `modes` has the names of these modes.
     """
     found = list(origins(method, node))
     takes = [_takes(plan, each, modes) for each in found]

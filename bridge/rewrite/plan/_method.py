@@ -36,13 +36,6 @@ from ._sizes import Sizes
 class Method:
     """A method under rewriting.
 
-    Args:
-        program: everything.
-        plan: its class.
-        node: the function.
-        references: what Linen's names become.
-        made: writes the constructor of a slot.
-
     Attributes:
         taint: which names depend on the call's arguments.
         slots: what it leaves to the constructor to make.
@@ -74,12 +67,8 @@ class Method:
     def init_text(self, node: ast.AST, makings: Sequence[Making]) -> str:
         """An expression as the constructor can compute it.
 
-        Args:
-            node: the expression.
-            makings: every time that it was computed.
-
-        Raises:
-            NotRewritableError: it depends on what only the call knows.
+        `makings` has every time that it was computed. Raises NotRewritableError if it depends on
+        what only the call knows.
         """
         text = self.source.render(
             node, [*self.references.edits(node), *self.init_edits(node, makings)]
@@ -339,9 +328,8 @@ class Method:
     def modes_of(self, node: ast.AST, inside: Collection[ast.AST] = ()) -> dict[str, str]:
         """The modes that a partial would have brought to what it makes, as the call has them.
 
-        Args:
-            node: the partial.
-            inside: the assignments that it is the value of: `block = nn.remat(block)` names itself.
+        `inside` has the assignments that the partial is the value of: `block = nn.remat(block)`
+        names itself.
         """
         if is_self(node) and node.attr in self.plan.carried:  # pyright: ignore
             return {mode: mode for mode in self.plan.carried[node.attr]}  # pyright: ignore
@@ -378,9 +366,7 @@ class Method:
     def linen_text(self, node: ast.Call, without: Collection[str] = ()) -> str:
         """A constructor that stays Linen's.
 
-        Args:
-            node: the constructor.
-            without: names of arguments that are left out, besides the name of what it makes.
+        `without` has names of arguments that are left out, besides the name of what it makes.
         """
         slot = self.plan.slots[node]
         node = slot.constructor

@@ -28,11 +28,8 @@ from ._slots import name_slots
 class MethodPlan:
     """What is decided of one method.
 
-    Attributes:
-        method: the method.
-        made: what makes the layers, by the expressions that made them.
-        lines: the constructor's part of a compact method.
-        kept: the statements that these lines have.
+    `made` says what makes the layers, by the expressions that made them. `lines` are the
+    constructor's part of a compact method, and `kept` are the statements that these lines have.
     """
 
     method: Method
@@ -45,9 +42,8 @@ class MethodPlan:
 class SetupPlan(MethodPlan):
     """What is decided of `setup`, or of a function that returns layers: all of it is constructor.
 
-    Attributes:
-        computed: what of it computes with parameters.
-        chains: its lists of layers that pass a size on.
+    `computed` is what of it computes with parameters, and `chains` are its lists of layers that
+    pass a size on.
     """
 
     computed: Computed = dataclasses.field(kw_only=True)
@@ -57,13 +53,7 @@ class SetupPlan(MethodPlan):
 def method_plans(program: Program, plan: ClassPlan, references: References) -> list[MethodPlan]:
     """The methods of a class, or the function that a plan is of; `setup` comes first.
 
-    Args:
-        program: everything.
-        plan: the class.
-        references: what Linen's names become in its file.
-
-    Raises:
-        NotRewritableError: something cannot be rewritten.
+    Raises NotRewritableError if something cannot be rewritten.
     """
     for slot in plan.slots.values():
         slot.in_call = _is_of_call(plan, slot, references)

@@ -118,11 +118,8 @@ class Slot:
 class FunctionLift:
     """A lifted transform of a function.
 
-    Attributes:
-        lifted: the transform.
-        node: the expression that makes it, or the decorator.
-        function: what is transformed, if it is in the class.
-        calls: every call that was seen.
+    `node` is the expression that makes the transform, or the decorator. `function` is what is
+    transformed, if it is in the class. `calls` has every call that was seen.
     """
 
     lifted: Lifted
@@ -156,9 +153,7 @@ class Maker:
 class SizeArgument:
     """A size that the constructor of a class is given.
 
-    Attributes:
-        name: of the argument.
-        values: by instance.
+    `values` has the size by instance.
     """
 
     name: str
@@ -269,10 +264,8 @@ class ClassPlan:
 class Written:
     """A class or a function as it is written.
 
-    Attributes:
-        text: the new text.
-        notes: what a person has to look at: line and text.
-        constructed: of a function's arguments, those that its constructor takes.
+    `notes` has what a person has to look at: line and text. `constructed` names the arguments of a
+    function that its constructor takes.
     """
 
     text: str

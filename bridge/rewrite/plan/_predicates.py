@@ -16,13 +16,8 @@ from ._method import Method
 def predicate(method: Method, test: ast.expr, records: Sequence[Making]) -> str | None:
     """An expression that is as true as the condition was in every record.
 
-    Args:
-        method: the method of the condition.
-        test: the condition.
-        records: the moments at which it was decided.
-
-    Returns:
-        The expression, None if none was found or the condition always went one way.
+    `records` are the moments at which it was decided. Returns None if no expression was found or
+    the condition always went one way.
     """
     spaces = [({**method.namespace, **r.env}, r.fields) for r in records]
     followed = _followed(method, test, spaces)

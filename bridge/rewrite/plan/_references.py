@@ -39,10 +39,7 @@ _RENAMED = {
 class References:
     """The names of one file.
 
-    Args:
-        program: everything.
-        source: the file.
-        namespace: the names of the module that it is.
+    `namespace` has the names of the module.
     """
 
     def __init__(self, program: Program, source: Source, namespace: Mapping[str, Any]) -> None:
@@ -61,8 +58,7 @@ class References:
     def edits(self, node: ast.AST) -> Iterator[Edit]:
         """The replacements in a tree.
 
-        Raises:
-            NotRewritableError: a layer without a counterpart is named.
+        Raises NotRewritableError if a layer without a counterpart is named.
         """
         match node:
             case ast.Call() if is_free(node):

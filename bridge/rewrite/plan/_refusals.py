@@ -31,10 +31,7 @@ class Refusal:
 def refused(id: str, line: int | None = None, /, **values: Any) -> Refusal:
     """A refusal of the table.
 
-    Args:
-        id: of the row.
-        line: where.
-        **values: what the texts of the row name.
+    `values` fill the texts of the row.
     """
     reason, remedy = _TABLE[id]
     return Refusal(id, reason.format(**values), remedy.format(**values), line)
@@ -43,13 +40,7 @@ def refused(id: str, line: int | None = None, /, **values: Any) -> Refusal:
 class NotRewritableError(Exception):
     """A class cannot be rewritten.
 
-    Args:
-        id: of the row of the table.
-        node: where, None if the class as a whole is meant.
-        **values: what the texts of the row name.
-
-    Attributes:
-        refusal: why.
+    `values` fill the texts of the row. `node` is where, None if the class as a whole is meant.
     """
 
     def __init__(self, id: str, node: ast.AST | None = None, /, **values: Any) -> None:

@@ -22,15 +22,8 @@ def rest_of(
 ) -> tuple[str, set[str]]:
     """What follows `**`, and the names that it gives: they go to the layer as they are.
 
-    Args:
-        method: where the layer is made.
-        slot: the layer.
-        cls: its Linen class.
-        layer: what it becomes.
-        keyword: its `**` arguments.
-
-    Raises:
-        NotRewritableError: NNX's layer takes them in another way, or only the call knows them.
+    `keyword` has the `**` arguments. Raises NotRewritableError if NNX's layer takes them in another
+    way, or only the call knows them.
     """
     value, plan = keyword.value, method.plan
     is_own = (

@@ -29,10 +29,8 @@ def unpacked(method: Method, slot: Slot) -> str:
 def check_keywords(method: Method, slot: Slot) -> None:
     """Checks that NNX gives the keyword arguments of all calls to the first layer, as Linen does.
 
-    Since Flax 0.12.12 `nnx.Sequential` gives them to every layer that takes them.
-
-    Raises:
-        LayerNotRewritableError: another layer takes one.
+    Since Flax 0.12.12 `nnx.Sequential` gives them to every layer that takes them. Raises
+    LayerNotRewritableError if another layer takes one.
     """
     for making in slot.makings:
         instance = method.program.records.made_by(making)

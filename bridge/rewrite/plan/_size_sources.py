@@ -15,9 +15,8 @@ from bridge.rewrite.syntax._taint import Taint
 class Choice(NamedTuple):
     """An expression that chooses between others.
 
-    Attributes:
-        factors: what of it needs the call, without the arithmetic around it.
-        known: the parts that a constructor knows, the condition among them.
+    `factors` has what of it needs the call, without the arithmetic around it. `known` has the parts
+    that a constructor knows, the condition among them.
     """
 
     factors: list[ast.expr]
@@ -27,9 +26,7 @@ class Choice(NamedTuple):
 def choice_of(node: ast.expr, taint: Taint) -> Choice | None:
     """The parts of such an expression; None if it is another one, or the condition needs the call.
 
-    Args:
-        node: the expression, which depends on the call.
-        taint: what depends on the call.
+    The expression depends on the call.
     """
     match node:
         case ast.BoolOp(op=ast.Or()):
@@ -64,15 +61,8 @@ def written_tuple(
 ) -> ast.Tuple | None:
     """The tuple that a name stands for each time that it is read.
 
-    Args:
-        function: where the name is read.
-        node: the name.
-        namespace: the names of the file.
-        makings: every time that it was read.
-        taint: what depends on the call.
-
-    Returns:
-        None if it is no such name, or what the tuple is made of got another value since.
+    The name `node` is read in `function`. `makings` has every time that it was read. Returns None
+    if it is no such name, or if what the tuple is made of got another value since.
     """
     value = only_value(function, node.id) if isinstance(node, ast.Name) else None
     if not isinstance(value, ast.Tuple) or not makings or makings[0].is_cache:

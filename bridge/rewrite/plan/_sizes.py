@@ -47,9 +47,7 @@ class Running:
 class Sizes:
     """The sizes of one method's slots.
 
-    Args:
-        candidates: what can be known there.
-        plan: the class, whose constructor arguments are added to.
+    `candidates` has what can be known there. New constructor arguments are added to `plan`.
     """
 
     def __init__(self, candidates: Candidates, plan: ClassPlan) -> None:
@@ -72,13 +70,10 @@ class Sizes:
     ) -> str:
         """An expression for a size.
 
-        Args:
-            makings: every execution of the place where the size is needed.
-            values: the size at each of them.
-            hint: what the constructor argument is called if there is no expression.
-            loops: the loops around the place.
-            at: the place.
-            allowed: local names that may be used; by default all that a constructor knows.
+        `makings` has every execution of the place `at` where the size is needed, and `values` the
+        size at each of them. `hint` is what the constructor argument is called if there is no
+        expression. `loops` are those around the place. `allowed` has the local names that may be
+        used; by default all that a constructor knows.
         """
         key = (id(at), hint, tuple(map(repr, values)))
         if key not in self._known:
@@ -91,11 +86,9 @@ class Sizes:
     ) -> str | None:
         """The size of a dimension of an argument, None if it is not that of the first call.
 
-        Args:
-            wanted: the argument's name, and the dimension from behind.
-            makings: every execution of the place where the size is needed.
-            values: the size at each of them.
-            names: local names that may be used.
+        `wanted` is the argument's name, and the dimension from behind. `makings` has every
+        execution of the place where the size is needed, and `values` the size at each of them.
+        `names` has the local names that may be used.
         """
         found = self._holding(makings, values, set(names))
         own = [each for each in found if each.argument == wanted]

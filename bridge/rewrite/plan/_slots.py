@@ -53,8 +53,7 @@ def snake(name: str) -> str:
 def find_slots(program: Program, plan: ClassPlan) -> None:
     """Finds what a class's methods make.
 
-    Raises:
-        NotRewritableError: something is made where it cannot be followed.
+    Raises NotRewritableError if something is made where it cannot be followed.
     """
     methods = set(plan.methods.values())
     plan.functions = find_functions(program, plan)
@@ -111,9 +110,7 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
 def slots_of_run(program: Program, run: int) -> dict[int, tuple[ClassPlan, Slot]]:
     """The class and the slot of what a run made, by the id of the making.
 
-    Args:
-        program: everything.
-        run: the number of the run, which may be later than the slots are.
+    The run may be later than the slots are.
     """
     makings = [m for m in program.records.makings if m.run == run and m.kind in _STORING]
     found: dict[int, tuple[ClassPlan, Slot]] = {}

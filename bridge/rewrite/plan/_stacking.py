@@ -21,14 +21,9 @@ from ._refusals import NotRewritableError
 def of_functions(method: Method, slot: Slot, made: str, *, wraps: bool) -> str:
     """What makes a layer that functions under transforms are given, or that is made in one.
 
-    Args:
-        method: the method that the constructor's part is of.
-        slot: where the layer is made.
-        made: the expression that makes one.
-        wraps: whether something in the layer stays Linen.
-
-    Raises:
-        NotRewritableError: NNX's transforms do not do the same.
+    `method` is the method that the constructor's part is of. `made` is the expression that makes
+    one layer. With `wraps`, something in the layer stays Linen. Raises NotRewritableError if NNX's
+    transforms do not do the same.
     """
     if slot.functions and (wraps or slot.linen):
         raise NotRewritableError("transform-of-linen", slot.node)
@@ -50,16 +45,9 @@ def stacked(
 ) -> str:
     """The expression that makes the layers of a transform.
 
-    Args:
-        method: the method that the constructor's part is of.
-        slot: where the layer is made.
-        lifted: the transform.
-        made: the expression that makes one.
-        call: the call of the transform.
-        length: the expression of how many there are.
-
-    Raises:
-        NotRewritableError: NNX's transforms do not do the same.
+    `method` is the method that the constructor's part is of. `made` is the expression that makes
+    one layer, `call` is the call of the transform, and `length` is the expression for the number of
+    layers. Raises NotRewritableError if NNX's transforms do not do the same.
     """
     records = method.program.records
     texts = axis_texts(call, lambda node: _axis_text(method, slot, node))
@@ -81,8 +69,7 @@ def _axis_text(method: Method, slot: Slot, node: ast.expr) -> str:
 def metadata(lifted: Lifted) -> str:
     """The metadata of the new axis for NNX's transform.
 
-    Raises:
-        NotRewritableError: it is more than a name.
+    Raises NotRewritableError if it is more than a name.
     """
     given = dict(lifted.options["metadata_params"])
     name = given.get(nn.PARTITION_NAME)

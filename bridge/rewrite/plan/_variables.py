@@ -18,9 +18,8 @@ from ._slots import name_node
 def variable_text(method: Method, slot: Slot) -> str:
     """The expression that makes the Variable of `self.param` or `self.variable`.
 
-    Raises:
-        NotRewritableError: its collection has no Variable type with a name, or its arguments cannot
-            be followed.
+    Raises NotRewritableError if its collection has no Variable type with a name, or its arguments
+    cannot be followed.
     """
     node = slot.node
     if any(isinstance(a, ast.Starred) for a in node.args) or any(

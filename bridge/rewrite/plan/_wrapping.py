@@ -32,11 +32,7 @@ def why_linen(plan: ClassPlan | None, cls: type) -> Refusal:
 def kept(method: Method, slot: Slot, refusal: Refusal, without: Collection[str] = ()) -> str:
     """The Linen layer in a wrapper.
 
-    Args:
-        method: the method that makes it.
-        slot: where.
-        refusal: why.
-        without: names of arguments that moved to the calls.
+    `without` has names of arguments that moved to the calls.
     """
     slot.linen, slot.cache = refusal, None
     return f"bridge.ToNNX({method.linen_text(slot.node, without)}, rngs=rngs)"

@@ -17,12 +17,8 @@ from ._proven import Proof, ProofError
 class Blame:
     """Finds the class that goes back to Linen.
 
-    Args:
-        program: everything.
-        run: the run of the entry that failed; its model's classes come into question.
-        files: the new files.
-        texts: file and text by the new module's name.
-        left: classes that went back before.
+    `run` is the run of the entry that failed; the classes of its model come into question. `texts`
+    has file and text by the new module's name. `left` has the classes that went back before.
     """
 
     def __init__(

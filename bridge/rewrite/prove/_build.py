@@ -48,8 +48,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def importable(texts: Mapping[str, tuple[str, str]]) -> Iterator[None]:
     """Lets modules be imported from texts.
 
-    Args:
-        texts: file and text by module name.
+    `texts` has file and text by module name.
     """
     finder = _Finder(texts)
     before = {name: sys.modules.pop(name) for name in texts if name in sys.modules}
@@ -73,9 +72,7 @@ def importable(texts: Mapping[str, tuple[str, str]]) -> Iterator[None]:
 class Maker:
     """Makes the new model of a run.
 
-    Args:
-        program: everything.
-        modules: the new modules, by the name of the old one.
+    `modules` has the new modules, by the name of the old one.
     """
 
     def __init__(self, program: Program, modules: Mapping[str, Any]) -> None:
@@ -84,8 +81,7 @@ class Maker:
     def make(self, root: Instance, rngs: nnx.Rngs) -> Any:
         """The new model, with the fields of the old one.
 
-        Raises:
-            NotRewritableError: a field has no counterpart.
+        Raises NotRewritableError if a field has no counterpart.
         """
         plan = self.program.plans[root.cls]
         cls = self._class(root.cls)
@@ -111,9 +107,7 @@ class Maker:
     def mapped(self, value: Any, key: tuple[int, tuple[str, ...]]) -> Any:
         """A field's value for the new model.
 
-        Args:
-            value: the Linen model's.
-            key: run and path that a module would have which it holds.
+        `key` is the run and the path that a module in the value would have.
         """
         if isinstance(value, functools.partial):
             return self._partial(value)

@@ -44,16 +44,9 @@ _ALONE = f"{_NOT_VARIED}: it cannot be made apart from the model"
 class FieldVariation:
     """Varies the fields of all rewritten classes.
 
-    Args:
-        program: everything, proven as it was given.
-        entries: how the models are made and called.
-        watch: what looks on while Linen models run.
-        files: the new files.
-        texts: file and text by the new module's name.
-        on_progress: is given a line about what goes on.
-
-    Attributes:
-        limits: by class, for which values it was not proven, and why.
+    The program is already proven with the fields that were given. `texts` has file and text by the
+    new module's name. `on_progress` is given a line about what goes on. `limits` says by class for
+    which values it was not proven, and why.
     """
 
     def __init__(

@@ -34,14 +34,7 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
     """Runs each class that has such layers by itself, with other fields.
 
     One field is changed at a time, and then those together that conditions around a layer read.
-
-    Args:
-        program: everything.
-        entries: how the models are made and called.
-        watch: what looks on.
-
-    Returns:
-        Whether something ran.
+    Returns whether something ran.
     """
     # A maker of another file may know layers that stay Linen.
     sources = {plan.source for plan in program.plans.values()}
@@ -101,9 +94,8 @@ def _methods(program: Program, plan: ClassPlan) -> list[Method]:
 class _Unmade(NamedTuple):
     """A layer or parameter that no run made.
 
-    Attributes:
-        line: that of its statement; None if that ran, and chose another layer or none.
-        fields: what the conditions around it read.
+    `line` is the line of its statement; None if that ran and chose another layer or none. `fields`
+    has what the conditions around it read.
     """
 
     line: int | None

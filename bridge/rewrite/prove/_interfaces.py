@@ -24,9 +24,7 @@ from ._paths import Paths
 class Interfaces:
     """The interfaces of the rewritten classes.
 
-    Args:
-        program: everything.
-        models: the NNX model of each run.
+    `models` has the NNX model of each run.
     """
 
     def __init__(self, program: Program, models: Mapping[int, Any]) -> None:
@@ -36,8 +34,7 @@ class Interfaces:
     def of(self, plan: ClassPlan) -> Interface:
         """The interface of a class.
 
-        Raises:
-            UnfitError: its variables or sizes are not found.
+        Raises UnfitError if its variables or sizes are not found.
         """
         instances = [
             each

@@ -26,12 +26,9 @@ _TOLERANCE = 1e-4
 def fault(entry: Entry, classes: Mapping[type, Any], keys: Mapping[str, Any]) -> str | None:
     """What differs, None if nothing does.
 
-    Both are initialised, which computes nothing, and called with the same random variables.
-
-    Args:
-        entry: how the old model is made and called.
-        classes: the new classes by the old ones.
-        keys: a key for each stream; all of them draw the same.
+    Both are initialised, which computes nothing, and called with the same random variables. `entry`
+    says how the old model is made and called. `classes` has the new classes by the old ones. `keys`
+    has a key for each stream; all of them draw the same.
     """
     old = entry.make()
     try:
@@ -80,12 +77,7 @@ def fault_of_fields(
 ) -> str | None:
     """What differs with other fields, None if nothing does or Linen itself refuses them.
 
-    Args:
-        entry: how the old model is made and called.
-        fields: the other fields.
-        classes: the new classes by the old ones.
-        keys: a key for each stream.
-        computes: whether numbers are compared, not only shapes.
+    The arguments are as for `fault`. With `computes`, numbers are compared, not only shapes.
     """
     try:
         model = entry.make()

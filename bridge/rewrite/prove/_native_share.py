@@ -17,13 +17,10 @@ def native_share(
 ) -> tuple[float, Mapping[str, float]]:
     """The share of the parameters of all entries that native NNX layers hold.
 
-    Args:
-        program: the models as they were traced first.
-        plans: what became of each class in the end.
-
-    Returns:
-        The share, from 0 to 1; and the share that each class keeps from being native by its name,
-        largest first: the parameters in layers that stay Linen in it, and in what it holds.
+    The program has the models as they were traced first, and `plans` what became of each class in
+    the end. Returns the share, from 0 to 1, and by class name, largest first, the share that each
+    class keeps from being native: the parameters in layers that stay Linen in the class and in what
+    it holds.
     """
     linen = {
         making.site: plan.name

@@ -26,11 +26,8 @@ def other_values(
 ) -> list[list[Any]]:
     """Values of the same kind, each different; those of a configuration by its fields.
 
-    Args:
-        value: the field's value.
-        annotation: its type, where it is known: it says what may stand in the place of None.
-        name: the field's name.
-        words: what the program compares with fields.
+    The type `annotation` says what may stand in the place of None. `words` has what the program
+    compares with fields.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type | nn.Module):
         return [list(_others(value, annotation, words.get(name, ())))]
@@ -44,11 +41,7 @@ def other_values(
 
 
 def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str | int]]:
-    """What files compare with a name, as `self.norm == "layer"`, `self.depth > 1` and `match` do.
-
-    Args:
-        trees: the files.
-    """
+    """What files compare with a name, as in `self.norm == "layer"`, `self.depth > 1` or `match`."""
     found: dict[str, list[str | int]] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         match node:
@@ -111,12 +104,7 @@ def _others(value: Any, annotation: Any, compared: Collection[str | int]) -> Ite
 
 
 def other_sizes(module: nn.Module, names: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Integers for the fields of a module, each another one, in the order to try.
-
-    Args:
-        module: the module.
-        names: the fields.
-    """
+    """Integers for the fields of a module, each another one, in the order to try."""
     known = {name: getattr(module, name) for name in names}
     integers = [name for name, each in known.items() if type(each) is int and each > 0]
     if integers:

@@ -36,15 +36,7 @@ class NoNumbersError(Exception):
 def pair(program: Program, maker: Maker, run: int, entry: Entry, inputs: Any) -> Checker:
     """Both models of a run.
 
-    Args:
-        program: everything.
-        maker: what makes the new model.
-        run: which run.
-        entry: how the model is made and called.
-        inputs: the arguments of the call.
-
-    Raises:
-        ProofError: the weights do not fit.
+    Raises ProofError if the weights do not fit.
     """
     root = program.records.instances[(run, ())]
     model = made(maker, root)

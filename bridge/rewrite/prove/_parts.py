@@ -33,12 +33,7 @@ class Parts:
 
 
 def parts_of(program: Program, entries: Sequence[Entry]) -> Parts | None:
-    """The parts of a model that run by themselves; None if each entry's own class is rewritten.
-
-    Args:
-        program: everything.
-        entries: how the model is made and called.
-    """
+    """The parts of a model that run by themselves; None if each entry's own class is rewritten."""
     # A transform of a class is no class of the program.
     kept = [_is_rewritten(program, root) and not root.lifted for root in program.roots]
     if all(kept):

@@ -27,10 +27,7 @@ _NUMBERS = re.compile(r"\d+(_\d+)*")
 def rules_of(program: Program, run: int, model: Any = None) -> dict[str, str]:
     """The rules for one run, for `bridge.port`: what the names alone do not tell.
 
-    Args:
-        program: everything.
-        run: which run.
-        model: the new model, which may hold one module at several paths.
+    The new model may hold one module at several paths.
     """
     paths = Paths(program, run, model)
     leaves = _prefixes(program.records.variables[run])
@@ -58,10 +55,7 @@ def _prefixes(variables: Mapping[str, Any]) -> set[str]:
 class Paths:
     """The NNX paths of one run.
 
-    Args:
-        program: everything.
-        run: which run.
-        model: the new model, None if nothing in it is shared.
+    `model` is the new model, None if nothing in it is shared.
     """
 
     def __init__(self, program: Program, run: int, model: Any = None) -> None:

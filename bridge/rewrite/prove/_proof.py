@@ -50,16 +50,9 @@ def prove(
 ) -> Proof:
     """Runs both models on every entry.
 
-    Args:
-        program: everything.
-        entries: how the model is made and called.
-        files: the new files.
-        texts: file and text by the new module's name.
-        varied: runs with other fields, or other sizes.
-        gradients: whether gradients are compared too.
-
-    Raises:
-        EntryError: the new model of an entry cannot be made, or the weights do not fit.
+    `texts` has file and text by the new module's name. `varied` has runs with other fields, or
+    other sizes. Raises EntryError if the new model of an entry cannot be made, or the weights do
+    not fit.
     """
     with importable(texts):
         modules = {f.module: importlib.import_module(f.name) for f in files}
@@ -227,14 +220,9 @@ class Prover:
     ) -> tuple[Checker, Any]:
         """Both models, and values under which the Linen model returns numbers.
 
-        Args:
-            run: which run.
-            given: how the model is made and called.
-            integers: what integers may be, in the order in which they are tried.
-            first: what the first of these make, if it is there already.
-
-        Raises:
-            NoNumbersError: none were found, and the run is not one of the program's own.
+        `integers` says what integers may be, in the order in which they are tried. `first` is what
+        the first of these gives, if that is known already. Raises NoNumbersError if none were
+        found, and the run is not one of the program's own.
         """
         cut, is_entry = self.program.records.steps.get(run), run < self.program.entries
         found = first
@@ -307,11 +295,7 @@ def fault_in_place(
 ) -> str | None:
     """What is wrong with texts that take the place of the old files, None if nothing is.
 
-    Args:
-        program: everything.
-        entries: how the model is made and called.
-        files: the files.
-        texts: path and text by the module's name.
+    `texts` has path and text by the module's name.
     """
     try:
         # Only the import sees them: what makes the Linen model looks for it by the same names.

@@ -13,8 +13,7 @@ from bridge._errors import BridgeError
 class ProofError(BridgeError, ValueError):
     """The weights of the Linen model do not fit the new one.
 
-    Attributes:
-        paths: the Linen paths of what does not fit, without collections.
+    `paths` has the Linen paths of what does not fit, without collections.
     """
 
     def __init__(self, text: str, paths: Sequence[tuple[str, ...]]) -> None:
@@ -25,9 +24,7 @@ class ProofError(BridgeError, ValueError):
 class EntryError(BridgeError):
     """An entry could not be compared.
 
-    Attributes:
-        run: its run.
-        cause: what was raised.
+    `cause` is what was raised in its run.
     """
 
     def __init__(self, run: int, cause: Exception) -> None:

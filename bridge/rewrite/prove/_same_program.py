@@ -43,17 +43,12 @@ def is_same_program(
 ) -> bool | None:
     """Whether a Linen module and an NNX module do the same with these weights.
 
-    Args:
-        linen: the module and its variables; equal values are taken for the same weight.
-        model: the NNX module; it is not changed.
-        inputs: the arguments of both.
-        kwargs: keyword arguments.
-        method: what is called, None for `__call__`.
-        keys: keys by stream for the Linen module, that draw what those of `model` draw.
-        state: whether the collections besides `params` may change, and are compared.
+    Equal values in the variables are taken for the same weight. The NNX module is not changed.
+    `method` is None for `__call__`. `keys` are the Linen module's keys by stream; they draw what
+    those of `model` draw. With `state`, the collections besides `params` may change, and are
+    compared.
 
-    Returns:
-        False also where that cannot be told; None where the Linen module raises.
+    Returns False also where that cannot be told, and None where the Linen module raises.
     """
     numbering = Numbering()
     given = _Given(inputs, kwargs)
@@ -96,16 +91,8 @@ def computed_again(
 ) -> tuple[int, int]:
     """How many parts of each model a gradient computes again, as `remat` says.
 
-    Args:
-        linen: the module and its variables.
-        model: the NNX module; it is not changed.
-        inputs: the arguments of both.
-        kwargs: keyword arguments.
-        method: what is called, None for `__call__`.
-        keys: keys by stream for the Linen module.
-
-    Raises:
-        UnknownProgramError: one of them cannot be traced.
+    The arguments are as for `is_same_program`. Raises UnknownProgramError if one of them cannot be
+    traced.
     """
     given = _Given(inputs, kwargs)
     old, leaves = _linen_program(*linen, given.call, method, keys, state=True)
@@ -218,8 +205,7 @@ class UnknownProgramError(Exception):
 def traced(function: _Program, leaves: Sequence[Any], arrays: Sequence[Any]) -> _Traced:
     """The jaxpr of a program, and the shapes of what it returns.
 
-    Raises:
-        UnknownProgramError: it raises, as it does where it needs a mode.
+    Raises UnknownProgramError if the program raises, as it does where it needs a mode.
     """
     try:
         return jax.make_jaxpr(function, return_shape=True)(list(leaves), list(arrays))
@@ -252,8 +238,7 @@ class Numbering:
     ) -> tuple[Any, list[int]]:
         """The numbers of what a program returns: the tree of its output, and the list behind it.
 
-        Raises:
-            UnknownProgramError: it has effects, or a rule for gradients of its own.
+        Raises UnknownProgramError if it has effects, or a rule for gradients of its own.
         """
         closed, shapes = program
         if closed.effects:
@@ -360,10 +345,7 @@ def is_known_rule(place: str) -> bool:
 
     A rule may depend on things that no trace shows: the arguments of a factory, and arguments that
     are not differentiated. A function at the top of a module that differentiates all arguments has
-    one rule.
-
-    Args:
-        place: of JAX's debug information, as `relu at functions.py:71`.
+    one rule. `place` comes from JAX's debug information, such as `relu at functions.py:71`.
     """
     name, _, rest = place.partition(" at ")
     file, _, line = rest.rpartition(":")

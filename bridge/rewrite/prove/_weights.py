@@ -49,10 +49,7 @@ INTEGERS = ((0, 1), (1, 1), (0, 0))
 def random_inputs(inputs: Any, integers: tuple[int, int] = (0, 1), seed: int = 0) -> Any:
     """Arrays for shapes.
 
-    Args:
-        inputs: shapes and values.
-        integers: the least and the largest integer.
-        seed: for the numbers.
+    `integers` has the least and the largest integer.
     """
     generator = np.random.default_rng(seed + 1)
     least, largest = integers

@@ -32,15 +32,6 @@ from ._writing import check_sources
 class AsLinen:
     """What `write` writes with `as_linen=True`, besides the new files.
 
-    Args:
-        program: everything, proven.
-        entries: how the models are made and called.
-        varied: runs with other fields, or other sizes.
-        files: the new files.
-        texts: file and text by the new module's name.
-        on_progress: is given a line about what goes on.
-        variation: tells other values of fields, None if they are left out.
-
     Attributes:
         exported: the classes that run NNX classes.
         left: why other classes stay as they are, by name.
@@ -72,8 +63,7 @@ class AsLinen:
     def texts(self) -> dict[str, str]:
         """The new texts of the old files by path.
 
-        Raises:
-            RewriteError: a file was changed since it was read.
+        Raises RewriteError if a file was changed since it was read.
         """
         check_sources(f.source for f in self.files)
         return {

@@ -24,11 +24,7 @@ from ._writing import bytes_of, shown_path
 class Obstacle(NamedTuple):
     """What stands in the way.
 
-    Attributes:
-        file: the file that it is in.
-        line: the line.
-        text: what it is.
-        may_stay: whether the user may say that it is taken care of.
+    `may_stay` says whether the user may declare it taken care of.
     """
 
     file: str
@@ -43,11 +39,9 @@ class Obstacle(NamedTuple):
 class InPlace:
     """What `write(in_place=True)` writes.
 
-    Args:
-        files: the files that are rewritten.
-        proven: says what fails in the new texts, given by module: path and text.
-        training: the functions that are rewritten too; what they use is no obstacle.
-        is_proven: whether the program was proven.
+    `proven` says what fails in the new texts, given by module: path and text. What the functions in
+    `training` use, which are rewritten too, is no obstacle. `is_proven` says whether the program
+    was proven.
     """
 
     def __init__(
@@ -66,11 +60,8 @@ class InPlace:
     def texts(self, by_hand: Iterable[str]) -> dict[str, str]:
         """The new texts by path.
 
-        Args:
-            by_hand: files that the user changes by hand; what is in them is no obstacle.
-
-        Raises:
-            RewriteError: there are obstacles; the error lists all of them.
+        What is in the files `by_hand`, which the user changes, is no obstacle. Raises RewriteError
+        with all obstacles if there are any.
         """
         texts = {each.source.file: in_place_text(each) for each in self.files}
         if texts and all(bytes_of(path) == text.encode() for path, text in texts.items()):
@@ -152,9 +143,7 @@ class InPlace:
 def in_place_text(file: NewFile, more: Iterable[Edit] = ()) -> str:
     """The old text with the new classes, and with what they need and no longer need imported.
 
-    Args:
-        file: the new file.
-        more: other edits of the old file.
+    `more` has other edits of the old file.
     """
     source = file.source
     # A class that stays Linen is in a file that stays, and has its name here.

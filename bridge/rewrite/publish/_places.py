@@ -36,10 +36,8 @@ Place = tuple[int, str]
 class Made:
     """A rewritten class, with how it was made where the model ran.
 
-    Attributes:
-        plan: its plan.
-        is_model: whether it is the model's own class.
-        instances: fields and sizes of each instance.
+    `instances` has fields and sizes of each instance. `is_model` says whether it is the model's own
+    class.
     """
 
     plan: ClassPlan
@@ -96,10 +94,8 @@ def places_of(
 ) -> list[str]:
     """Training code beside the models, each with what takes its place.
 
-    Args:
-        modules: the files that were rewritten, with the names of their modules.
-        classes: the rewritten classes.
-        drawn: the streams that calls of the model draw from, which `nnx.reseed` finds by name.
+    `modules` has the files that were rewritten, with the names of their modules. `drawn` has the
+    streams that calls of the model draw from, which `nnx.reseed` finds by name.
     """
     if not modules:
         return []
@@ -126,10 +122,7 @@ def places_of(
 class _Places:
     """The places in one file.
 
-    Args:
-        source: the file.
-        class_of: the rewritten class that an expression names.
-        drawn: as for `places_of`.
+    `class_of` gives the rewritten class that an expression names. `drawn` is as for `places_of`.
     """
 
     def __init__(

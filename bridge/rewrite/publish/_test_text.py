@@ -37,13 +37,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class TestText:
-    """The text of a test.
-
-    Args:
-        program: everything.
-        entry: how the model is called.
-        rules: Linen paths to NNX paths.
-    """
+    """The text of a test."""
 
     __test__ = False
 
@@ -55,8 +49,7 @@ class TestText:
     def text(self) -> str:
         """The text.
 
-        Raises:
-            RewriteError: a field or an argument cannot be written out.
+        Raises RewriteError if a field or an argument cannot be written out.
         """
         module, name = self.root.cls.__module__, self.root.cls.__name__
         plan = self.program.plans[self.root.cls]
@@ -129,8 +122,7 @@ class TestText:
     def _value(self, value: Any, *, new: bool) -> str:
         """An expression for a value.
 
-        Raises:
-            RewriteError: there is none.
+        Raises RewriteError if there is none.
         """
 
         def inner(each: Any) -> str:

@@ -23,13 +23,7 @@ class ClassName(NamedTuple):
 
 
 class Use(NamedTuple):
-    """A place that expects a Linen class.
-
-    Attributes:
-        file: the file.
-        line: the line.
-        text: what it does.
-    """
+    """A place that expects a Linen class."""
 
     file: str
     line: int
@@ -60,9 +54,8 @@ def sources_below(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, Source]]
 class Uses:
     """The uses of classes in a package.
 
-    Args:
-        files: the rewritten files with the names of their modules.
-        classes: the rewritten classes of each module.
+    `files` has the rewritten files with the names of their modules, and `classes` the rewritten
+    classes of each module.
     """
 
     def __init__(self, files: Mapping[str, str], classes: Mapping[str, Collection[str]]) -> None:
@@ -114,8 +107,7 @@ class Uses:
     def connected(self, sources: Mapping[pathlib.Path, Source]) -> set[str]:
         """The files that import a rewritten module, by others too, and the files they import.
 
-        Args:
-            sources: all files of the package.
+        `sources` has all files of the package.
         """
         wanted: dict[str, set[str]] = {}
         for path, source in sources.items():

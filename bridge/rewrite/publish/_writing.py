@@ -24,15 +24,8 @@ def marked(text: str) -> str:
 def write_files(files: Mapping[str, str], *, overwrite: bool) -> tuple[str, ...]:
     """Writes files that are new or that the rewriter wrote before.
 
-    Args:
-        files: texts by path.
-        overwrite: whether others are replaced too.
-
-    Returns:
-        The paths of those that changed.
-
-    Raises:
-        RewriteError: a file is somebody else's, or was changed; nothing is written.
+    With `overwrite`, others are replaced too. Returns the paths of those that changed. Raises
+    RewriteError if a file is somebody else's, or was changed; nothing is written then.
     """
     changed = changed_files(files)
     if not overwrite:
@@ -44,15 +37,8 @@ def write_files(files: Mapping[str, str], *, overwrite: bool) -> tuple[str, ...]
 def write_in_place(texts: Mapping[str, str], files: Mapping[str, str]) -> tuple[str, ...]:
     """Writes texts over the files that they come from, and files of the rewriter's own.
 
-    Args:
-        texts: by path.
-        files: as for `write_files`.
-
-    Returns:
-        The paths of those that changed.
-
-    Raises:
-        RewriteError: a file of the second kind is somebody else's; nothing is written.
+    Returns the paths of those that changed. Raises RewriteError if one of `files`, which are as for
+    `write_files`, is somebody else's; nothing is written then.
     """
     own = changed_files(files)
     _check(own)
@@ -65,8 +51,7 @@ def write_in_place(texts: Mapping[str, str], files: Mapping[str, str]) -> tuple[
 def check_sources(sources: Iterable[Source]) -> None:
     """Raises an error for files that were changed since they were read.
 
-    Raises:
-        RewriteError: there are some, or one is gone.
+    Raises RewriteError if there are some, or if one is gone.
     """
     changed = [shown_path(each.file) for each in sources if bytes_of(each.file) != each.data]
     if changed:
@@ -91,8 +76,7 @@ def is_changed(path: pathlib.Path | str, text: str) -> bool:
 def _check(changed: Mapping[pathlib.Path, str]) -> None:
     """Looks for files that are not the rewriter's.
 
-    Raises:
-        RewriteError: there are some.
+    Raises RewriteError if there are some.
     """
     there = {p: text for p, text in changed.items() if p.exists()}
     foreign = [str(p) for p, text in there.items() if not is_own(p)]

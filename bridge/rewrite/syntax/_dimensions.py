@@ -22,12 +22,7 @@ Dimension = tuple[str, int]
 
 
 class Dimensions:
-    """The dimensions of arguments in a method, while the arguments are what the call was given.
-
-    Args:
-        method: the function.
-        arguments: their names.
-    """
+    """The dimensions of arguments in a method, while the arguments are what the call was given."""
 
     def __init__(self, method: ast.FunctionDef, arguments: Collection[str]) -> None:
         self._arguments = arguments
@@ -59,9 +54,7 @@ class Dimensions:
     def computes(self, node: ast.AST, touches: Callable[[ast.AST], bool]) -> bool:
         """Whether an expression computes with dimensions, and needs nothing else of the call.
 
-        Args:
-            node: the expression.
-            touches: whether an expression depends on the call.
+        `touches` says whether an expression depends on the call.
         """
         if isinstance(node, ast.Call):
             is_partial = ast.unparse(node.func) in _PARTIALS

@@ -66,13 +66,8 @@ class UnknownValueError(Exception):
 def evaluate(node: ast.AST, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Any:
     """The value of an expression.
 
-    Args:
-        node: the expression.
-        env: local variables and globals.
-        fields: what `self` has.
-
-    Raises:
-        UnknownValueError: it is not one of the known kinds, or it fails.
+    `env` has local variables and globals, and `fields` what `self` has. Raises UnknownValueError if
+    it is not one of the known kinds, or if it fails.
     """
     try:
         return _evaluate(node, env, fields)

@@ -33,12 +33,7 @@ class Edit(NamedTuple):
 class Source:
     """A parsed file.
 
-    Args:
-        file: its path.
-
-    Raises:
-        SyntaxError: it is not Python.
-        UnicodeDecodeError: it is not UTF-8.
+    Raises SyntaxError if it is not Python, and UnicodeDecodeError if it is not UTF-8.
     """
 
     def __init__(self, file: str) -> None:
@@ -113,11 +108,8 @@ class Source:
     def as_indented(self, node: ast.AST, text: str) -> str:
         """New text with a tab for each space at the beginning of a line, if the old one has tabs.
 
-        A column of the file counts a tab as one, so that the new text has one space for it.
-
-        Args:
-            node: what the text is of.
-            text: the new text.
+        A column of the file counts a tab as one, so that the new text has one space for it. The
+        text is the new text of `node`.
         """
         if b"\n\t" not in self.data[self.start(node) : self.end(node)]:
             return text
@@ -132,9 +124,7 @@ class Source:
     def lines_of(self, node: ast.AST, *, comments: bool = False) -> Edit:
         """Takes away the whole lines of a statement, its decorators' too.
 
-        Args:
-            node: the statement.
-            comments: whether the comments right above it go too.
+        With `comments`, the comments right above it go too.
         """
         first: int = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])  # pyright: ignore
         if comments:
@@ -221,10 +211,7 @@ def origins(
 ) -> Iterator[ast.expr]:
     """The expressions in a function that another one may get its value from.
 
-    Args:
-        function: where the expression is.
-        node: the expression.
-        inside: the assignments that were followed: `block = nn.remat(block)` names itself.
+    `inside` has the assignments that were followed: `block = nn.remat(block)` names itself.
     """
     if isinstance(node, ast.IfExp):
         yield from origins(function, node.body, inside)
@@ -304,9 +291,7 @@ _OPPOSITES = {
 def operand(text: str, parent: type[ast.AST]) -> str:
     """A text that becomes a part of an expression, in parentheses if it would fall apart there.
 
-    Args:
-        text: an expression.
-        parent: the kind of expression around it; a call, for one, takes any text as it is.
+    `parent` is the kind of expression around it; a call, for one, takes any text as it is.
     """
     if not issubclass(parent, (*_WEAK, *_STRONG)):
         return text
@@ -401,10 +386,8 @@ def items_of(
 ) -> Iterator[tuple[ast.expr, ast.expr]]:
     """The names that a loop binds, each with the list that it takes them from.
 
-    Args:
-        target: what the loop binds.
-        values: what it goes over.
-        through: the functions besides `zip` and `enumerate` whose argument is looked into.
+    The loop binds `target` and goes over `values`. `through` has the functions besides `zip` and
+    `enumerate` whose argument is looked into.
     """
     if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
         parts = target.elts if isinstance(target, ast.Tuple) else []

@@ -15,9 +15,8 @@ from bridge.rewrite.syntax._source import Edit, Source
 class Arguments:
     """The arguments of a call in parentheses, on lines of their own where they do not fit.
 
-    Attributes:
-        each: the parts of each argument.
-        indent: how much deeper the call is than the statement that is replaced.
+    `each` has the parts of each argument. `indent` is how much deeper the call is than the
+    statement that is replaced.
     """
 
     each: tuple[tuple[Part, ...], ...]
@@ -32,9 +31,7 @@ _WIDTH = 100
 class Change:
     """A node with another text.
 
-    Attributes:
-        node: what is replaced.
-        parts: texts, and nodes of the file with the changes inside them.
+    `parts` are texts, and nodes of the file with the changes inside them.
     """
 
     node: ast.AST
@@ -45,9 +42,7 @@ class Change:
 class Before:
     """A new line above a statement.
 
-    Attributes:
-        statement: which.
-        parts: as for `Change`.
+    `parts` are as for `Change`.
     """
 
     statement: ast.stmt
@@ -65,9 +60,7 @@ class Removed:
 class Dropped:
     """An argument that goes, with its comma.
 
-    Attributes:
-        node: the argument.
-        end: the last node of it, such as its default.
+    `end` is the last node of it, such as its default.
     """
 
     node: ast.AST

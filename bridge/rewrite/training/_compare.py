@@ -26,18 +26,9 @@ def compare(
 ) -> float:
     """Makes the steps of the Linen program in the new one, from the same state.
 
-    Args:
-        old: what the Linen program did.
-        new: of the new program.
-        rules: NNX paths by Linen paths.
-        collections: the model's collections.
-        draws: whether keys were replaced by those that draw the same in both.
-
-    Returns:
-        The largest difference.
-
-    Raises:
-        DifferenceError: they differ, and where.
+    `rules` has NNX paths by Linen paths. With `draws`, keys were replaced by those that draw the
+    same in both. Returns the largest difference. Raises DifferenceError, which says where they
+    differ.
     """
     new.batches = old.batches
     if draws:

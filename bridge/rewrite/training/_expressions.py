@@ -20,15 +20,8 @@ from ._program import File, Place, Program
 class Expressions:
     """The expressions of a function; `Body` has the rest of it.
 
-    Args:
-        program: everything.
-        file: the function's file.
-        node: the function.
-        names: the values of the names around it.
-        model: how the model is called.
-
-    Attributes:
-        changes: what was decided.
+    `names` has the values of the names around the function. `model` says how the model is called.
+    `changes` has what was decided.
     """
 
     def __init__(

@@ -21,8 +21,7 @@ UNREACHED = ('raise NotImplementedError("what follows is still Linen: no step ra
 def plan_function(program: Program, place: Place) -> Value:
     """What a function at the top of a file takes and returns; its changes go to its file.
 
-    Raises:
-        NotRewritableError: it stays as it is.
+    Raises NotRewritableError if the function stays as it is.
     """
     if place not in program.kinds:
         # What did not run is not rewritten.

@@ -90,8 +90,7 @@ def fresh(value: Value) -> Value:
 class Recognizer:
     """Recognizes the values of a running program.
 
-    Args:
-        variables: those of the model, by collection.
+    `variables` are those of the model, by collection.
     """
 
     def __init__(self, variables: Mapping[str, Any]) -> None:

@@ -34,9 +34,7 @@ _APPLY = inspect.unwrap(nn.Module.apply).__code__
 class Seen:
     """The functions that ran, with the kinds of what they were given.
 
-    Args:
-        files: the files of the program.
-        recognizer: tells what a value is; without it only the places are kept.
+    Without `recognizer`, which tells what a value is, only the places are kept.
     """
 
     def __init__(self, files: Collection[str], recognizer: Recognizer | None = None) -> None:
@@ -117,10 +115,8 @@ class Seen:
 class Sample:
     """What a sample of the training gives.
 
-    Attributes:
-        state: the first state.
-        step: makes one step from a state and what a batch holds.
-        batches: the arguments of each step besides the state.
+    `step` makes one step from a state and what a batch holds. `batches` has the arguments of each
+    step besides the state.
     """
 
     state: Any
@@ -145,11 +141,8 @@ class Sample:
 class Ran:
     """What the Linen program did.
 
-    Attributes:
-        first: the state before the first step.
-        last: the state after the last one.
-        returned: what each step gave besides the state.
-        batches: what the steps were given.
+    `first` and `last` are the states before the first step and after the last one. `returned` has
+    what each step gave besides the state, and `batches` what it was given.
     """
 
     first: Any
@@ -169,8 +162,7 @@ def ran(sample: Sample) -> Ran:
 def sample_of(function: Callable[[], Any], module: str) -> Sample:
     """Calls a function that gives a sample, as its module has it now.
 
-    Raises:
-        RewriteError: it gives something else.
+    Raises RewriteError if it gives something else.
     """
     returned = getattr(sys.modules.get(module), function.__qualname__, function)()
     try:
@@ -222,10 +214,8 @@ def with_same_keys(tree: Any) -> Any:
 def world(texts: Mapping[str, tuple[str, str]], sample: Callable[[], Any]) -> Iterator[None]:
     """Lets the program's modules be imported anew, so that all of it is traced again.
 
-    Args:
-        texts: file and text by module name.
-        sample: a function that uses the program. What it and its module have imported of the
-            program is that of the new modules inside the block.
+    `texts` has file and text by module name. `sample` is a function that uses the program. What it
+    and its module have imported of the program is that of the new modules inside the block.
     """
     old = {name: module for name in texts if (module := sys.modules.get(name)) is not None}
     with importable(texts), nnx.use_eager_sharding(False):

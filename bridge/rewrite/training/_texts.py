@@ -23,11 +23,8 @@ def text_of(
 ) -> str:
     """The new text.
 
-    Args:
-        classes: what the rewriter knows of the classes.
-        file: the old file, with what is decided.
-        whole: the modules that have all their names in a new file.
-        names: the names that other new files have, by the names of the old modules.
+    `classes` has what the rewriter knows of the classes. The modules `whole` have all their names
+    in a new file. `names` has the names that other new files have, by the names of the old modules.
     """
     new = NewFile(classes, file.source, file.module.__name__)
     changes = [*file.changes, *_annotations(file)]

@@ -43,14 +43,9 @@ _ALIAS = "import importlib, sys\nsys.modules[__name__] = importlib.import_module
 class TrainingRewriter:
     """Rewrites the functions that train a model.
 
-    Args:
-        classes: what the rewriter knows of the classes, all proven.
-        files: the new files of the classes.
-        texts: file and text by the new module's name.
-        rules: NNX paths by Linen paths.
-        made: the rewritten classes.
-        sample: gives a state, what makes a step, and the other arguments of each step.
-        on_progress: is given a line about what goes on.
+    All of `classes` are proven. `texts` has file and text by the new module's name. `rules` has NNX
+    paths by Linen paths. `sample` gives a state, what makes a step, and the other arguments of each
+    step. `on_progress` is given a line about what goes on.
     """
 
     def __init__(
@@ -100,8 +95,7 @@ class TrainingRewriter:
     def run(self) -> Training:
         """Rewrites, and proves.
 
-        Raises:
-            RewriteError: the sample is none, or cannot be run.
+        Raises RewriteError if the sample is none, or cannot be run.
         """
         self.on_progress("running the training")
         texts = {f.module.__name__: (path, f.source.text) for path, f in self.files.items()}
@@ -261,11 +255,8 @@ class TrainingRewriter:
     def in_place(self, classes: Mapping[str, str]) -> dict[str, str]:
         """The old files with the new training, and with the new classes.
 
-        Args:
-            classes: the old files with the new classes, by path.
-
-        Raises:
-            RewriteError: a file was changed since it was read, or the program differs.
+        `classes` has the old files with the new classes, by path. Raises RewriteError if a file was
+        changed since it was read, or the program differs.
         """
         files = self.files.values()
         check_sources([file.source for file in files if file.changes])
