@@ -28,8 +28,8 @@ class Result:
     def of_suggestions(cls, command: str, suggestions: Any, lacking: str = "") -> Result:
         """The rules of a `port.Suggestions`, as Python and as TOML.
 
-        `command` proposes them. `lacking` would tell the order of calls in both models, which these
-        rules do not take into account; it is empty if they do.
+        `command` is the command that proposes them. `lacking` names what would tell the order of
+        calls in both models, which these rules do not take into account; it is empty if they do.
         """
         lines = [str(suggestions)]
         if lacking:

@@ -158,7 +158,8 @@ def side_by_side(
 ) -> list[Region]:
     """The regions of a leaf that hold parts side by side on an axis; none if they do not fit.
 
-    A part may be reshaped; one of size 1 may lack the axis. The parts lie there `times` times.
+    A part may be reshaped; one of size 1 may lack the axis. The parts lie side by side `times`
+    times.
     """
     if not -len(shape) <= axis < len(shape):
         return []

@@ -178,7 +178,7 @@ UNCHANGED = Form()
 class Rule:
     """Which Linen path is which NNX path, and how the leaves below them differ.
 
-    `linen` is a regular expression for a Linen path. Raises ValueError if a part cannot be read;
+    `linen` is a regular expression for a Linen path. Raises ValueError if the rule cannot be read;
     the text says why.
     """
 

@@ -35,8 +35,8 @@ def check(
 ) -> None:
     """Raises CheckpointError if what is at a path is not a checkpoint that may be replaced.
 
-    Something is at `path`. `file_format` is that of the file which is to take its place, None for a
-    directory. `sources` are read meanwhile.
+    Something must be at `path`. `file_format` is the format of the file that is to take its place,
+    None for a directory. `sources` are read meanwhile.
     """
     if not path.is_symlink():
         if _is_at_or_above(path, Path.cwd()):

@@ -116,10 +116,11 @@ def placements(
     """What the leaves of the other side are made of.
 
     `target` has the shape of each leaf that there is to be, None if it is not an array; it is None
-    if nothing is known of them. With `to_nnx`, the shapes are those of Linen's leaves. | The result
-    is by path, with the collection first if there is one. Where the target tells no key, numbers
-    are integers for NNX, as an `nnx.List` has them. Raises RulesError as `origins` does, or if only
-    a target would tell the result of a rule.
+    if nothing is known of them. With `to_nnx`, the shapes are those of Linen's leaves.
+
+    The result is by path, with the collection first if there is one. Where the target tells no key,
+    numbers are integers for NNX, as an `nnx.List` has them. Raises RulesError as `origins` does, or
+    if only a target would tell the result of a rule.
     """
     rules = read_forward(table) if to_nnx else read_backward(table)
     # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
