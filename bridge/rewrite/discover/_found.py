@@ -38,7 +38,7 @@ class Discovered:
     Attributes:
         cls: the model's class.
         entry: how it is made and called.
-        fields: its fields that have not their default.
+        fields: its fields that do not have their default.
         rngs: the streams that it was given keys for, in any of its calls.
         mutable: which collections were mutable, likewise.
         shapes: the variables that an `init` by this call makes.
@@ -160,7 +160,7 @@ def _folders(calls: Iterable[Mapping[str, Any]], root: pathlib.Path) -> list[str
 def _import(calls: Iterable[Mapping[str, Any]]) -> None:
     """Imports the modules of the models.
 
-    Raises RewriteError if one cannot be imported, or is another one than in the command.
+    Raises RewriteError if a module cannot be imported, or is another one than in the command.
     """
     problems: list[str] = []
     changed: list[str] = []

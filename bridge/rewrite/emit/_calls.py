@@ -33,9 +33,8 @@ _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritt
 class Calls:
     """The edits of one method's body.
 
-    Attributes:
-        notes: what a person has to look at: line and text.
-        through: the slots whose calls go through NNX's transforms.
+    `notes` has what a person has to look at: line and text. `through` has the slots whose calls go
+    through NNX's transforms.
     """
 
     def __init__(self, given: MethodPlan) -> None:
@@ -306,7 +305,7 @@ class Calls:
     def _is_merged(self, name: str) -> bool:
         """Whether the call has an argument of a field's name, and takes whichever of them is given.
 
-        Raises NotRewritableError if it has such an argument, and reads the field by itself.
+        Raises NotRewritableError if it has such an argument and also reads the field by itself.
         """
         method = self.method
         if name not in method.taint.arguments:

@@ -44,7 +44,7 @@ class LayerClass:
     def check(self) -> None:
         """Checks that it does no more than NNX's layer has a place for.
 
-        Raises NotRewritableError if it does.
+        Raises NotRewritableError otherwise.
         """
         methods = self.plan.methods
         for name, node in methods.items():

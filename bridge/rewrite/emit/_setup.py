@@ -27,8 +27,7 @@ from ._tied import Applied
 class Setup:
     """The `setup` of a class.
 
-    Attributes:
-        notes: what a person has to look at: line and text.
+    `notes` has what a person has to look at: line and text.
     """
 
     def __init__(self, given: SetupPlan) -> None:

@@ -83,7 +83,7 @@ class States:
     def edits(self) -> Iterator[Edit]:
         """The edits.
 
-        Raises NotRewritableError if one has no counterpart.
+        Raises NotRewritableError if a call has no counterpart.
         """
         for node in self._nodes():
             if isinstance(node, ast.Attribute) and is_self(node):

@@ -26,7 +26,7 @@ from ._dead import is_never_called
 def variable_edits(method: Method) -> Iterator[Edit]:
     """`self.body.variables["params"]["wte"]["embedding"]` is `self.body.wte.embedding[...]`.
 
-    Raises NotRewritableError if it is not one array that a rewritten class has.
+    Raises NotRewritableError if this is not one array of a rewritten class.
     """
     source = method.source
     lines = method.program.records.lines.get(source.file, set())

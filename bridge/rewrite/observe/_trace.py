@@ -43,9 +43,8 @@ _KINDS = {
 class WatchedLines(NamedTuple):
     """Lines of a file before which something is recorded.
 
-    Attributes:
-        conditions: where all local variables are kept.
-        arrays: where the number of dimensions of local arrays is.
+    Before those in `conditions` all local variables are kept, and before those in `arrays` the
+    number of dimensions of local arrays.
     """
 
     conditions: frozenset[int] = frozenset()

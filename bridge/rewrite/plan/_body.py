@@ -101,7 +101,7 @@ class Slice:
     def _called(self) -> dict[ast.stmt, list[ast.FunctionDef]]:
         """The functions inside of the method that make layers, by the statement that calls each.
 
-        Raises NotRewritableError if something else becomes of one, or its names are the method's
+        Raises NotRewritableError if a function is used otherwise, or if its names are the method's
         too.
         """
         found: dict[ast.stmt, list[ast.FunctionDef]] = {}

@@ -20,7 +20,8 @@ from ._refusals import NotRewritableError
 class Cache:
     """How a constructor makes a cache.
 
-    `arguments` are those of `init_cache`. `test` says when there is one, None for always.
+    `arguments` are the arguments of `init_cache`. `test` is the condition for a cache, None for
+    always.
     """
 
     arguments: str

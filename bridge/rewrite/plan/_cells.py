@@ -28,7 +28,7 @@ def is_cell(cls: type | None) -> bool:
 def carry_edits(method: Method) -> Iterator[Edit]:
     """The edits of the method that makes a cell's first carry.
 
-    Raises NotRewritableError if it takes other arguments than Flax's cells.
+    Raises NotRewritableError if the method takes other arguments than Flax's cells do.
     """
     node, source = method.node, method.source
     if node.name != "initialize_carry" or not is_cell(method.plan.cls):

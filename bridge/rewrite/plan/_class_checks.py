@@ -25,7 +25,7 @@ _OF_LINEN = ("apply", "init", "bind", "unbind", "variables", "scope")
 def check_class(plan: ClassPlan, references: References) -> None:
     """Checks that a class uses nothing that NNX modules lack, or have for themselves.
 
-    Raises NotRewritableError if it does.
+    Raises NotRewritableError otherwise.
     """
     for name, node in plan.methods.items():
         if name in ("__init__", "__post_init__", "__getattr__", "__setattr__"):
@@ -102,8 +102,7 @@ def _is_to_linen(value: Any) -> bool:
 def check_layer(layer: Layer, slot: Slot, bound: functools.partial[Any] | None) -> None:
     """Checks that a layer is given nothing that NNX's has no place for.
 
-    `bound` is the partial that is called, None if a class is. Raises NotRewritableError if the
-    layer is given such a thing.
+    `bound` is the partial that is called, None if a class is. Raises NotRewritableError otherwise.
     """
     if layer.name == "GroupNorm" and any(m.made.get("axis_name") for m in slot.makings):
         raise NotRewritableError("named-axis-norm", slot.node)

@@ -199,7 +199,7 @@ def called_function(program: Program, slot: Slot) -> FunctionPlan | None:
 def bound(plan: FunctionPlan, node: ast.Call) -> list[tuple[str, ast.expr]]:
     """The arguments of a call by name.
 
-    Raises NotRewritableError if they cannot be told.
+    Raises NotRewritableError if they are not known.
     """
     if any(isinstance(a, ast.Starred) for a in node.args) or any(
         k.arg is None for k in node.keywords

@@ -39,7 +39,7 @@ STACKS = {"scan": "length", "vmap": "axis_size"}
 def check_options(lifted: Lifted) -> None:
     """Looks for what NNX's transform does not have.
 
-    Raises NotRewritableError if there is something.
+    Raises NotRewritableError if there is any.
     """
     for name, default in _DEFAULTS[lifted.kind].items():
         if lifted.options.get(name, default) not in (default, None):

@@ -69,7 +69,7 @@ def _axis_text(method: Method, slot: Slot, node: ast.expr) -> str:
 def metadata(lifted: Lifted) -> str:
     """The metadata of the new axis for NNX's transform.
 
-    Raises NotRewritableError if it is more than a name.
+    Raises NotRewritableError if the metadata is more than a name.
     """
     given = dict(lifted.options["metadata_params"])
     name = given.get(nn.PARTITION_NAME)

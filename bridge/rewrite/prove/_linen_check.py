@@ -27,8 +27,8 @@ def fault(entry: Entry, classes: Mapping[type, Any], keys: Mapping[str, Any]) ->
     """What differs, None if nothing does.
 
     Both are initialised, which computes nothing, and called with the same random variables. `entry`
-    says how the old model is made and called. `classes` has the new classes by the old ones. `keys`
-    has a key for each stream; all of them draw the same.
+    says how the old model is made and called. `classes` maps old classes to new ones. `keys` has a
+    key for each stream; all of them draw the same.
     """
     old = entry.make()
     try:

@@ -66,8 +66,8 @@ class UnknownValueError(Exception):
 def evaluate(node: ast.AST, env: Mapping[str, Any], fields: Mapping[str, Any]) -> Any:
     """The value of an expression.
 
-    `env` has local variables and globals, and `fields` what `self` has. Raises UnknownValueError if
-    it is not one of the known kinds, or if it fails.
+    `env` has the local variables and globals, and `fields` the attributes of `self`. Raises
+    UnknownValueError if the expression is not of a known kind, or if it fails.
     """
     try:
         return _evaluate(node, env, fields)

@@ -162,7 +162,7 @@ def ran(sample: Sample) -> Ran:
 def sample_of(function: Callable[[], Any], module: str) -> Sample:
     """Calls a function that gives a sample, as its module has it now.
 
-    Raises RewriteError if it gives something else.
+    Raises RewriteError if the function gives something else.
     """
     returned = getattr(sys.modules.get(module), function.__qualname__, function)()
     try:

@@ -27,7 +27,7 @@ def plain_state(name: str) -> str:
 def state_class(node: ast.ClassDef, kinds: Mapping[str, Kind]) -> tuple[Part, ...]:
     """The text of a class of states with fields of its own.
 
-    `kinds` has what its fields held. Raises NotRewritableError if it has more than fields.
+    `kinds` has what its fields held. Raises NotRewritableError if the class has more than fields.
     """
     arguments: list[tuple[Part, ...]] = [
         ("self",),

@@ -95,7 +95,7 @@ class TrainingRewriter:
     def run(self) -> Training:
         """Rewrites, and proves.
 
-        Raises RewriteError if the sample is none, or cannot be run.
+        Raises RewriteError if `sample` gives no sample, or if it cannot be run.
         """
         self.on_progress("running the training")
         texts = {f.module.__name__: (path, f.source.text) for path, f in self.files.items()}
