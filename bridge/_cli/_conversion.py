@@ -30,9 +30,9 @@ from ._input_errors import InputError
 class Conversion:
     """A conversion that has not happened yet.
 
-    The result of `make` is an NNX State with `to_nnx`, and else Linen variables. `moves` has the
-    paths of the sources and that of the target as text; it is empty if `plan` tells them. `plan` is
-    the comparison with the model, None without one.
+    `make` gives an NNX State with `to_nnx`, and Linen variables without it. `moves` has the paths
+    of the sources and that of the target as text; it is empty if `plan` tells them. `plan` is the
+    comparison with the model, None without one.
     """
 
     to_nnx: bool

@@ -20,8 +20,9 @@ def is_dropping(
 ) -> bool:
     """Whether a call of a layer drops anything.
 
-    A layer drops if it has a rate and a field `deterministic`, as Flax's own have. `modes` are
-    those that a check sets on Linen modules; on NNX modules they are set already.
+    Only a layer with a dropout rate, and with an argument or a field `deterministic` as Flax's own
+    layers have, can drop anything. `modes` are those that a check sets on Linen modules; on NNX
+    modules they are set already.
     """
     if not rate_of({name: getattr(module, name, None) for name in _RATES})[1]:
         return False
