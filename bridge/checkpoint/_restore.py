@@ -277,8 +277,8 @@ def _remedy(source: Source, target: Any, extra: Mapping[str, Any], misfits: Misf
         unknown = [path for path in misfits.unexpected if path.startswith(f"{name}: ")]
         if isinstance(each, nnx.Optimizer) and unknown and len(unknown) == len(misfits.unexpected):
             return (
-                f"The optimizer {name!r} was made for fewer parameters. Make an nnx.Optimizer after"
-                " bridge.lazy_init, and with the same wrt."
+                f"The optimizer {name!r} has another state than the one that was saved. Make it"
+                " with the same optax transformation and the same wrt, after bridge.lazy_init."
             )
     held = vars(target).items() if isinstance(target, nnx.Module) else ()
     optimizers = [name for name, each in held if isinstance(each, nnx.Optimizer)]

@@ -112,13 +112,12 @@ def with_optimizer(
         is_nnx = target.side == "nnx" and _is_optimizer(path[1:] for path in target.leaves)
         if is_nnx and name not in of_nnx and OPT_STATE in of_linen:
             places = {_text(path[1:]): path for path in target.leaves}
-            records = _merged(source, of_linen)
+            records, asked = _merged(source, of_linen), {OPT_STATE, STEP}
         elif name in (OPT_STATE, STEP) and name not in extra and len(of_nnx) == 1:
             places = {_text((name, *path)): path for path in target.leaves}
-            records = _merged(source, of_nnx)
+            records, asked = _merged(source, of_nnx), {name}
         else:
             continue
-        asked = {path[0] for path in places}
         parameters = _parameters(source)
         shapes = {
             _split(record.path, parameters): shape_in(record)
@@ -126,7 +125,13 @@ def with_optimizer(
             if record.stored and record.path[0] in asked
         }
         wanted = {text: shape_of(target.leaves[path].value) for text, path in places.items()}
-        found = origins(shapes, wanted, rules, to_nnx=is_nnx, all_used=False)
+        # Moments of another transformation have no place: `match` lists them, under their names.
+        is_alike = all(
+            any(place[: len(prefix)] == prefix for place in places)
+            for prefix, path in shapes
+            if path
+        )
+        found = origins(shapes, wanted, rules if is_alike else [], to_nnx=is_nnx, all_used=False)
         made = {
             places.get((*prefix, *path), (*prefix, *path)): own
             for (prefix, path), own in found.items()
