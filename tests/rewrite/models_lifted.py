@@ -224,3 +224,31 @@ class Chosen(nn.Module):
     def __call__(self, x):
         x = ChosenCompact(self.remat, self.deep)(x)
         return ChosenSetup(self.remat, self.deep)(x)
+
+
+class Carried(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return x + nn.Dense(x.shape[-1])(x), None
+
+
+class ScannedOrNot(nn.Module):
+    """Two flags together decide about `nn.remat`, its option, and a scan around it."""
+
+    remat: bool = False
+    scan: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        block = Carried
+        if self.remat:
+            block = nn.remat(block, prevent_cse=not self.scan)
+        if self.scan:
+            layers = nn.scan(
+                block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2
+            )
+            x, _ = layers(name="layers")(x, None)
+        else:
+            for i in range(2):
+                x, _ = block(name=f"layers_{i}")(x, None)
+        return nn.remat(nn.Dense, prevent_cse=self.remat)(4)(x)

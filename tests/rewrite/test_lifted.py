@@ -1,6 +1,8 @@
 """Lifted transforms become NNX's, around the same layers."""
 
+import dataclasses
 import functools
+import itertools
 import re
 
 import jax
@@ -94,11 +96,36 @@ def test_a_transform_that_a_flag_chooses_is_around_all_its_layers():
     assert [each.level for each in result.classes] == ["proven"] * 4, str(result)
     (module,) = imported(result)
     for remat in (True, False):
-        linen = models.Chosen(remat, True)
-        make = functools.partial(module.Chosen, remat, True, **result.sizes[0])
-        programs = (
-            jax.make_jaxpr(functools.partial(linen.init_with_output, jax.random.key(0)))(x),
-            jax.make_jaxpr(lambda x, make=make: make(rngs=nnx.Rngs(0))(x))(x),
-        )
-        counted = [len(re.findall(r"\b(?:remat2|checkpoint)\[", str(each))) for each in programs]
-        assert counted == [5 * remat] * 2
+        found = _remats(models.Chosen(remat, True), module.Chosen, result, x)
+        assert [len(each) for each in found] == [5 * remat] * 2
+
+
+@pytest.mark.parametrize("given", [{}, {"scan": True}, {"remat": True, "scan": True}])
+def test_two_flags_decide_about_a_transform_and_its_options(given):
+    """Flags are flipped one at a time: from some values no such run has all transforms."""
+    x = spec(2, SIZE)
+    make = functools.partial(models.ScannedOrNot, **given)
+    result = bridge.rewrite(make, x, gradients=False)
+    assert [each.level for each in result.classes] == ["proven"] * 2, str(result)
+    (module,) = imported(result)
+    for flags in itertools.product((False, True), repeat=2):
+        linen, new = _remats(models.ScannedOrNot(*flags), module.ScannedOrNot, result, x)
+        assert linen == new
+        remat, scan = flags
+        assert linen == sorted([f"{not scan}"] * remat * (1 if scan else 2) + [f"{remat}"])
+
+
+def _remats(linen, cls, result, x):
+    """`prevent_cse` of each `remat` in the Linen module and in the new one of the same fields."""
+    fields = {f.name: getattr(linen, f.name) for f in dataclasses.fields(linen)}
+    own = {name: value for name, value in fields.items() if name not in ("parent", "name")}
+    make = functools.partial(cls, **own, **result.sizes[0])
+
+    def run(x):
+        return make(rngs=nnx.Rngs(0))(x)
+
+    programs = (
+        jax.make_jaxpr(functools.partial(linen.init_with_output, jax.random.key(0)))(x),
+        jax.make_jaxpr(run)(x),
+    )
+    return [sorted(re.findall(r"prevent_cse=(\w+)", str(each))) for each in programs]

@@ -14,7 +14,7 @@ from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.plan._stacking import metadata
 from bridge.rewrite.syntax._source import names_in
 
-from ._lines import part_text
+from ._lines import chosen, part_text
 
 _WIDTH = 100
 
@@ -50,7 +50,10 @@ class LiftedCalls:
             plain, test = function, self.lift.inner_tests.get(each.kind)
             function = self._plain(each, function)
             if test is not None:
-                function = f"({function} if {test} else {plain})"
+                column = self._column(call) + 4
+                given = len(self.method.source.render(call)) - len(ast.unparse(call.func))
+                around = column + len(f"lambda {layer}: {layer}") + 2 * given
+                function = chosen(function, test, plain, column, around)
         return self._stacked(self.chain[0], function if inner else None, call, layer)
 
     def _one(self, call: ast.Call, layer: str) -> str:
@@ -61,7 +64,12 @@ class LiftedCalls:
         if self.test is None:
             return function
         plain = f"({plain})" if plain.startswith("lambda") else plain
-        return f"({function} if {self.test} else {plain})"
+        rest = len(self.method.source.render(call)) - len(ast.unparse(call.func))
+        around = call.col_offset + rest + len(layer)
+        return chosen(function, self.test, plain, self._column(call), around)
+
+    def _column(self, call: ast.Call) -> int:
+        return self.method.source.statement_of(call).col_offset
 
     def _function(self, call: ast.Call, layer: str) -> str:
         """The method; a lambda where arguments have defaults, which NNX's transforms would fill."""
@@ -95,10 +103,13 @@ class LiftedCalls:
         found = []
         for name, default in PASSED[lifted.kind].items():
             value = lifted.options.get(name, default)
-            if value is default or (isinstance(value, int | str) and value == default):
-                continue
+            is_default = value is default or (isinstance(value, int | str) and value == default)
             node = self.lift.keyword(lifted, name)
-            if node is not None and self.method.node in self.method.source.ancestors(node):
+            is_here = node is not None and self.method.node in self.method.source.ancestors(node)
+            # An expression may give another value for other fields.
+            if is_default and (not is_here or isinstance(node, ast.Constant)):
+                continue
+            if node is not None and is_here:
                 found.append(f"{name}={self.lift.in_call(node)}")
             elif isinstance(value, int | str | bool):
                 found.append(f"{name}={value!r}")
@@ -177,7 +188,7 @@ class LiftedCalls:
     def _fitting(self, function: str, arguments: list[str], call: ast.Call) -> str:
         """A call on several lines, if it is too long for one."""
         text = f"{function}({', '.join(arguments)})"
-        column = self.method.source.statement_of(call).col_offset
+        column = self._column(call)
         if call.col_offset + len(text) < _WIDTH:
             return text
         inner = "\n" + " " * (column + 4)

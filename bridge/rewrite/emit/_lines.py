@@ -76,8 +76,22 @@ def _choice(text: str, target: str, choice: ast.IfExp, column: int) -> str:
     return "\n".join([f"{' ' * column}{target} = (", *rows, f"{' ' * column})"])
 
 
+def chosen(body: str, test: str, orelse: str, column: int, around: int) -> str:
+    """A conditional expression in parentheses; on several lines where one would be too long.
+
+    `column` is that of the statement, and `around` is how much else is on the line.
+    """
+    text = f"({body} if {test} else {orelse})"
+    if around + len(text) <= _WIDTH:
+        return text
+    inner = "\n" + " " * (column + 4)
+    return f"({inner}{body}{inner}if {test}{inner}else {orelse}\n{' ' * column})"
+
+
 def part_text(part: str, column: int) -> str:
     """An argument on a line of its own; the call that a lambda is goes on several, if too long."""
+    if "\n" in part:
+        return " " * column + part
     head, colon, body = part.partition(": ")
     if not head.startswith("lambda ") or not colon or column + len(part) < _WIDTH:
         return " " * column + part

@@ -278,15 +278,21 @@ def _of_one_variable(method: Method, slot: Slot) -> list[Slot]:
     return [slot, *others]
 
 
-def _transforms(method: Method, slot: Slot) -> Iterator[ast.Call]:
+def transforms(method: Method, slot: Slot) -> Iterator[ast.Call]:
     """The calls of lifted transforms that the class which a slot calls may come from."""
     functions = {e.name: e for e in method.source.tree.body if isinstance(e, ast.FunctionDef)}
-    for each in origins(method.node, slot.constructor.func):
-        called = each.func if isinstance(each, ast.Call) else None
-        name = called.id if isinstance(called, ast.Name) else ""
-        for node in ast.walk(functions.get(name, each)):
-            if isinstance(node, ast.Call) and method.references.is_lifted(node):
-                yield node
+    pending, known = [slot.constructor.func], set[ast.expr]()
+    while pending:
+        found = [e for e in origins(method.node, pending.pop()) if e not in known]
+        known |= {*found}
+        for each in found:
+            called = each.func if isinstance(each, ast.Call) else None
+            name = called.id if isinstance(called, ast.Name) else ""
+            for node in ast.walk(functions.get(name, each)):
+                if isinstance(node, ast.Call) and method.references.is_lifted(node):
+                    yield node
+                    # The class that it transforms may be a transformed one.
+                    pending += [a for a in node.args[:1] if isinstance(a, ast.Name)]
 
 
 def unseen_transform(method: Method, slot: Slot) -> ast.Call | None:
@@ -295,7 +301,7 @@ def unseen_transform(method: Method, slot: Slot) -> ast.Call | None:
     makings = [making for each in method.slots for making in each.makings]
     sites = [each.site for making in makings for each in records.chain(making.cls)]
     seen = [source.call_at(site.span) for site in sites if site and site.file == source.file]
-    return next((call for call in _transforms(method, slot) if call not in seen), None)
+    return next((call for call in transforms(method, slot) if call not in seen), None)
 
 
 def has_unseen_choice(method: Method, slot: Slot) -> bool:
@@ -306,7 +312,7 @@ def has_unseen_choice(method: Method, slot: Slot) -> bool:
     used = _of_one_variable(method, slot)
     if not all(making.cls in records.lifted for each in used for making in each.makings):
         return False
-    around = {each for call in _transforms(method, slot) for each in source.ancestors(call)}
+    around = {each for call in transforms(method, slot) for each in source.ancestors(call)}
     return any(
         isinstance(a, ast.If | ast.IfExp) and method.node in source.ancestors(a) for a in around
     )

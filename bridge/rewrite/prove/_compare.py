@@ -88,7 +88,7 @@ class Checker:
         return False
 
     def computes_again_as_much(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
-        """Whether `remat` is around as many parts of both models, as far as that can be told."""
+        """Whether each kind of `remat` is around as many parts of both models, if that is known."""
         if self.axes:
             return True
         options: dict[str, Any] = {"method": self.entry.method, "keys": self.keys}

@@ -14,7 +14,7 @@ from bridge.rewrite.observe._runs import run
 from bridge.rewrite.observe._trace import Watch
 from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._function_plans import FunctionPlan
-from bridge.rewrite.plan._lift import has_unseen_choice
+from bridge.rewrite.plan._lift import has_unseen_choice, transforms
 from bridge.rewrite.plan._lifted_functions import unseen_functions
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import ClassPlan, Program
@@ -47,6 +47,7 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
         if entry is None or not _has_unmade(program, plan):
             continue
         unmade = dict.fromkeys(_unmade(program, plan))
+        choices = dict.fromkeys(_unseen_choices(program, plan))
         values = _values(plan, entry.make(), words)
         # The first other value of each field, then the second of each.
         single = [[{name: each} for each in others] for name, others in values.items()]
@@ -58,6 +59,10 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
             for fields in itertools.islice(_together(own), _MOST_RUNS):
                 if each.line in program.records.lines.get(plan.source.file, set()):
                     break
+                _run(watch, entry, fields)
+        for read in choices:
+            own = {name: values[name][:1] for name in sorted(read) if values.get(name)}
+            for fields in itertools.islice(_together(own), _MOST_RUNS):
                 _run(watch, entry, fields)
     return len(watch.records.variables) > before
 
@@ -111,18 +116,29 @@ def _unmade(program: Program, plan: ClassPlan) -> Iterator[_Unmade]:
             is_state = is_self(node.func) and node.func.attr in ("param", "variable")  # pyright: ignore
             if not is_state and not method.references.makes_layer(node.func):
                 continue
-            asked: list[ast.expr] = []
-            for each in plan.source.ancestors(node):
-                if isinstance(each, ast.If | ast.IfExp):
-                    asked.append(each.test)
-                elif isinstance(each, ast.Match):
-                    asked += [each.subject, *(c.guard for c in each.cases if c.guard)]
-            read = [e for test in asked for e in ast.walk(test) if is_self(e)]
             line = plan.source.statement_of(node).lineno
-            yield _Unmade(
-                None if line in lines else line,
-                frozenset(each.attr for each in read),  # pyright: ignore
-            )
+            yield _Unmade(None if line in lines else line, _fields_asked(plan, node))
+
+
+def _unseen_choices(program: Program, plan: ClassPlan) -> Iterator[frozenset[str]]:
+    """The fields that decide on a layer and its transforms, where no run took the other way."""
+    for method in _methods(program, plan):
+        for slot in method.slots:
+            if has_unseen_choice(method, slot):
+                places = [slot.node, *transforms(method, slot)]
+                yield frozenset().union(*(_fields_asked(plan, each) for each in places))
+
+
+def _fields_asked(plan: ClassPlan, node: ast.AST) -> frozenset[str]:
+    """The fields that the conditions around a place read."""
+    asked: list[ast.expr] = []
+    for each in plan.source.ancestors(node):
+        if isinstance(each, ast.If | ast.IfExp):
+            asked.append(each.test)
+        elif isinstance(each, ast.Match):
+            asked += [each.subject, *(c.guard for c in each.cases if c.guard)]
+    read = (e for test in asked for e in ast.walk(test) if is_self(e))
+    return frozenset(each.attr for each in read)  # pyright: ignore
 
 
 def _run(watch: Watch, entry: Entry, fields: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -88,8 +89,8 @@ def computed_again(
     *,
     method: str | None = None,
     keys: Mapping[str, Any] | None = None,
-) -> tuple[int, int]:
-    """How many parts of each model a gradient computes again, as `remat` says.
+) -> tuple[Counter[str], Counter[str]]:
+    """How many parts of each model a gradient computes again, by the options of `remat`.
 
     The arguments are as for `is_same_program`. Raises UnknownProgramError if one of them cannot be
     traced.
@@ -102,11 +103,15 @@ def computed_again(
     return first, second
 
 
-def _again(jaxpr: Any) -> int:
-    found = 0
+def _again(jaxpr: Any) -> Counter[str]:
+    found = Counter[str]()
     for equation in jaxpr.eqns:
-        found += str(equation.primitive) in _AGAIN
-        found += sum(_again(_opened(each)[0]) for each in core.jaxprs_in_params(equation.params))
+        if str(equation.primitive) in _AGAIN:
+            policy = equation.params["policy"]
+            name = getattr(policy, "__qualname__", type(policy).__name__)
+            found[f"prevent_cse={equation.params['prevent_cse']}, policy={name}"] += 1
+        for each in core.jaxprs_in_params(equation.params):
+            found += _again(_opened(each)[0])
     return found
 
 
