@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -164,8 +165,9 @@ class Rewriter:
                 if made is None:
                     continue
                 if made.refusal is not None:
-                    reason = made.refusal.reason
-                    plan.refuse(refused("function-left", slot.node.lineno, reason=reason))
+                    reason = f"{made.name} makes one of its layers: {made.refusal.reason}"
+                    line = slot.node.lineno
+                    plan.refuse(dataclasses.replace(made.refusal, reason=reason, line=line))
                 elif made.source is not plan.source and not _is_plain_name(slot.node.func):
                     plan.refuse(refused("function-elsewhere", slot.node.lineno))
             for base in plan.bases:

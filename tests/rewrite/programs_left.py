@@ -78,7 +78,7 @@ class Model(nn.Module):
 """,
     ),
     "method twice": Left(
-        "a method that makes layers is called more than once",
+        "a method or inner function that makes layers is called more than once",
         """
 class Model(nn.Module):
     def block(self, x, size):
@@ -758,7 +758,7 @@ class Model(nn.Module):
 """,
     ),
     "fitted": Left(
-        "a function makes one of its layers: the value of a condition is not known",
+        "fitted makes one of its layers: the value of a condition is not known",
         """
 def fitted(x, size):
     if x.shape[-1] != size:
@@ -1054,10 +1054,12 @@ class Model(nn.Module):
 class Model(nn.Module):
     @nn.compact
     def __call__(self, x):
-        def dense(width):
-            return nn.Dense(width)
+        def denses(width):
+            return [nn.Dense(width), nn.Dense(width)]
 
-        return dense(3)(x)
+        for layer in denses(3):
+            x = layer(x)
+        return x
 """,
     ),
     "inner defaults": Left(
@@ -1194,7 +1196,7 @@ class Model(nn.Module):
 """,
     ),
     "by arrays": Left(
-        "a function that takes arrays returns layers",
+        "a function that returns layers is given what only the call knows",
         """
 def as_wide(x):
     return nn.Dense(x.shape[-1])
@@ -1204,6 +1206,21 @@ class Model(nn.Module):
     @nn.compact
     def __call__(self, x):
         return as_wide(nn.relu(x))(x)
+""",
+    ),
+    "by several modes": Left(
+        "a function that returns layers computes their modes from more than it is given",
+        """
+def norms(train):
+    return [nn.BatchNorm(use_running_average=not train), nn.LayerNorm()]
+
+
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        for norm in norms(train):
+            x = norm(x)
+        return x
 """,
     ),
     "by scaled": Left(

@@ -493,6 +493,145 @@ class Model(nn.Module):
 """,
         [{"width": 3}, {"policy": "full"}],
     ),
+    "functions that return layers, given sizes and the mode": Program(
+        """
+from layer_helpers import norm, projection
+
+
+class Mlp(nn.Module):
+    depth: int
+
+    @nn.compact
+    def __call__(self, x, double):
+        width = x.shape[-1]
+        y = nn.relu(nn.Dense(2 * width)(2 * x if double else x))
+        return x + projection(width, depth=self.depth, name="down")(y), None
+
+
+class Model(nn.Module):
+    width: int = 6
+    depth: int = 2
+    kind: str = "batch"
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = projection(self.width, use_bias=False)(x)
+        x = norm(kind=self.kind, train=train, name="first")(x)
+        axes, keys = {"params": 0}, {"params": True}
+        layers = nn.scan(Mlp, variable_axes=axes, split_rngs=keys, in_axes=nn.broadcast, length=2)
+        return layers(self.depth)(x, True)[0]
+""",
+        [{"width": 3}, {"kind": "layer"}, {"kind": "layer", "width": 5, "depth": 3}],
+        files={
+            "layer_helpers.py": """
+def norm(kind, train, name=None):
+    if kind == "batch":
+        return nn.BatchNorm(use_running_average=not train, name=name)
+    return nn.LayerNorm(name=name)
+
+
+def projection(width, *, depth=1, use_bias=True, name=None):
+    kernel_init = nn.initializers.normal(0.02 / depth)
+    return nn.Dense(width, use_bias=use_bias, kernel_init=kernel_init, name=name)
+"""
+        },
+    ),
+    "functions inside of methods that return layers": Program(
+        """
+class Parts(nn.Module):
+    width: int
+
+    def setup(self):
+        def dense(width):
+            return nn.Dense(width, use_bias=False)
+
+        norm = lambda: nn.LayerNorm()
+        self.first = dense(self.width)
+        self.rest = [dense(self.width) for _ in range(2)]
+        self.norm = norm()
+
+    def __call__(self, x):
+        x = self.first(x)
+        for each in self.rest:
+            x = nn.relu(each(x))
+        return self.norm(x)
+
+
+class Model(nn.Module):
+    width: int = 6
+    depth: int = 2
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        norm = lambda: nn.BatchNorm(use_running_average=not train)
+
+        def numbered(i):
+            return nn.Dense(self.width, name=f"layer_{i}")
+
+        def named(name, width=3):
+            \"\"\"Its name is an argument.\"\"\"
+            return nn.Dense(width, name=f"{name}_projection")
+
+        for i in range(self.depth):
+            x = norm()(numbered(i)(x))
+        x = named("in", x.shape[-1])(x) + named("side", width=x.shape[-1])(x)
+        return named("out")(norm()(Parts(5)(x)))
+""",
+        [{"width": 3}, {"depth": 3}, {"depth": 1, "width": 5}],
+    ),
+    "a list, or stacked layers, in one attribute of setup": Program(
+        """
+@dataclasses.dataclass(frozen=True)
+class Config:
+    scan: bool = False
+    remat: bool = False
+    layers: int = 2
+
+
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x, double):
+        y = x + nn.Dense(x.shape[-1])(nn.relu(nn.Dense(self.width)(x)))
+        return (2 * y if double else y), None
+
+
+class Model(nn.Module):
+    config: Config = Config()
+    width: int = 5
+
+    def setup(self):
+        cfg = self.config
+        block = Block
+        if cfg.remat:
+            block = nn.remat(block, prevent_cse=not cfg.scan, static_argnums=(2,))
+        if cfg.scan:
+            self.layers = nn.scan(
+                block,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=nn.broadcast,
+                length=cfg.layers,
+            )(self.width)
+        else:
+            self.layers = [block(self.width) for _ in range(cfg.layers)]
+
+    def __call__(self, x):
+        if self.config.scan:
+            x, _ = self.layers(x, True)
+        else:
+            for layer in self.layers:
+                x, _ = layer(x, True)
+        return x
+""",
+        [
+            {"width": 3},
+            {"config": Of("Config(scan=True, layers=3)")},
+            {"config": Of("Config(remat=True)")},
+            {"config": Of("Config(scan=True, remat=True)")},
+        ],
+    ),
     "remat in one of two branches of setup": Program(
         """
 from flax.linen import partitioning as nn_partitioning

@@ -88,8 +88,9 @@ class ClassText:
             self.edits += own
             self._decorators(method.node)
             self._annotations(method.node)
-        for each in plan.maker_methods:
-            self._delete(each)
+        for each in plan.methods.values():
+            if each in plan.maker_methods:
+                self._delete(each)
         self._check_lifts(through)
         if plan.wraps and self.is_decorated:
             # A wrapper makes its variables when it is first called, which no transform may see.
@@ -99,8 +100,15 @@ class ClassText:
         if self._is_needed(setup_text, body):
             self._insert("\n\n".join([self._constructor(setup_text, body), *properties]))
         text = self.source.render(plan.node, self.edits).rstrip()
+        if (comment := self.source.comment_behind(plan.node)) and not self._deletes_last():
+            text = f"{text}  {comment}"
         text = self.source.as_indented(plan.node, text)
         return Written(self._with_free_names(text), tuple(self.notes))
+
+    def _deletes_last(self) -> bool:
+        """Whether the last line of the class is gone."""
+        end = self.source.end(self.plan.node)
+        return any(edit.start < end <= edit.end for edit in self.edits if not edit.text)
 
     def _with_free_names(self, text: str) -> str:
         """The class with the attribute `train_` for a field `train`, which would hide a method."""

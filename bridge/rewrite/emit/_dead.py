@@ -32,7 +32,7 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
     found: list[list[ast.stmt]] = []
     lines = method.program.records.lines.get(method.source.file, set())
     made = {s.node for s in (*method.slots, *method.own_slots)}
-    apart = functions_in(method.program, method.source, method.node)
+    apart = {*functions_in(method.program, method.source, method.node), *method.plan.maker_methods}
     for node in ast.walk(method.node):
         if (
             not isinstance(node, ast.Call)
@@ -95,8 +95,12 @@ def _choice_of(method: Method, node: ast.AST) -> DeadChoice | None:
 def _makes(method: Method, node: ast.Call) -> bool:
     if method.references.makes_layer(node.func):
         return True
-    if any(is_self(node.func, each.name) for each in method.plan.maker_methods):
-        return True
+    for function, name in method.plan.maker_methods.items():
+        if isinstance(node.func, ast.Name):
+            if node.func.id == name and method.node in method.source.ancestors(function):
+                return True
+        elif function in method.plan.methods.values() and is_self(node.func, name):
+            return True
     if is_never_called(method, node):
         return True
     lines = method.program.records.lines.get(method.source.file, set())

@@ -159,7 +159,8 @@ class NewFile:
         if future:
             groups.append("\n".join(future))
         if imports or added:
-            groups.append(grouped(sorted_imports(imports, added)))
+            package = self.module.partition(".")[0] if "." in self.module else ""
+            groups.append(grouped(sorted_imports(imports, added, package), package))
         blank = "\n\n" if _is_short(text) else "\n\n\n"
         return "\n\n".join(groups) + blank + text + "\n"
 
@@ -364,14 +365,18 @@ def alias_text(alias: ast.alias) -> str:
     return alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
 
 
-def sorted_imports(imports: list[str], added: list[str]) -> list[str]:
-    """The old order, with what is new behind the imports of other packages."""
+def sorted_imports(imports: list[str], added: list[str], package: str = "") -> list[str]:
+    """The old order, with what is new behind the imports of other packages.
+
+    `package` is the program's own.
+    """
     relative = [each for each in imports if each.startswith("from .")]
     others = [each for each in imports if each not in relative]
     flax = [i for i, each in enumerate(others) if each.startswith(("from flax", "import flax"))]
     new_flax = [each for each in added if "flax" in each]
     rest = [each for each in added if each not in new_flax]
-    position = flax[-1] + 1 if flax else len(others)
+    own = [i for i, each in enumerate(others) if _top(each) == package]
+    position = flax[-1] + 1 if flax else own[0] if own else len(others)
     others[position:position] = new_flax
     return [
         *others,
@@ -381,12 +386,18 @@ def sorted_imports(imports: list[str], added: list[str]) -> list[str]:
     ]
 
 
-def grouped(imports: list[str]) -> str:
-    """Imports with a blank line between Python's own, those of packages and relative ones."""
+def _top(line: str) -> str:
+    """The name of the package that a line imports from, `""` for a relative import."""
+    return line.split()[1].split(".")[0]
+
+
+def grouped(imports: list[str], package: str = "") -> str:
+    """Imports with blank lines between Python's own, those of others, `package`, relative ones."""
     found, before = "", None
     for each in imports:
-        name = each.split()[1]
-        kind = 2 if name.startswith(".") else name.split(".")[0] not in sys.stdlib_module_names
+        name = _top(each)
+        kind = 0 if name in sys.stdlib_module_names else 1
+        kind = 3 if not name else 2 if name == package else kind
         found += ("\n" if before is not None and kind != before else "") + each + "\n"
         before = kind
     return found.rstrip("\n")

@@ -11,12 +11,21 @@ from bridge.rewrite.plan._method_plans import MethodPlan, SetupPlan, method_plan
 from bridge.rewrite.plan._plans import Program, Written
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, arguments_of, bound_in, indented, names_in
+from bridge.rewrite.syntax._source import (
+    Edit,
+    arguments_of,
+    bound_in,
+    indented,
+    is_docstring,
+    names_in,
+)
 
 from ._calls import Calls
 from ._lines import as_text
 from ._setup import Setup
 from ._signature import size_arguments
+
+_WIDTH = 100
 
 
 class FunctionText:
@@ -66,7 +75,7 @@ class FunctionText:
         )
         lines = [
             f"class {plan.name_in_file}(nnx.Module):",
-            f"    def __init__(self, {self._parameters(constructed)}):",
+            _header("    def __init__", ["self", *self._parameters(constructed)]),
             *(made or ([] if text else ["        pass"])),
             *([text] if text else []),
             "",
@@ -108,12 +117,12 @@ class FunctionText:
     def _read(self, edits: list[Edit]) -> set[str]:
         return {each.id for each in self._loads(edits)} & self.plan.known
 
-    def _parameters(self, constructed: Iterable[str]) -> str:
-        given = [self._argument(name) for name in constructed]
-        sizes = size_arguments(self.program, self.plan)
-        if self.rest is not None:
-            return ", ".join([*given, "*", *sizes, "rngs: nnx.Rngs", f"**{self.rest}"])
-        return ", ".join([*given, "*", *sizes, "rngs: nnx.Rngs"])
+    def _parameters(self, constructed: Iterable[str]) -> list[str]:
+        named = [each.arg for each in self.node.args.kwonlyargs]
+        given = [self._argument(name) for name in constructed if name not in named]
+        given += ["*", *(self._argument(name) for name in constructed if name in named)]
+        given += [*size_arguments(self.program, self.plan), "rngs: nnx.Rngs"]
+        return given if self.rest is None else [*given, f"**{self.rest}"]
 
     def _argument(self, name: str) -> str:
         """An argument as the function has it."""
@@ -127,7 +136,7 @@ class FunctionText:
     def _function(self, method: SetupPlan) -> Written:
         """A function that returns the layers."""
         plan = self.plan
-        if plan.known != set(plan.arguments):
+        if plan.known | plan.modes != set(plan.arguments):
             raise NotRewritableError("function-given-arrays", self.node)
         if any(slot.kind != "module" for slot in plan.slots.values()):
             raise NotRewritableError("function-parameters", self.node)
@@ -135,6 +144,19 @@ class FunctionText:
         body = setup.text()
         read = names_in(ast.parse(textwrap.dedent(body)))
         constructed = [name for name in plan.arguments if name in read]
-        text = f"def {plan.name_in_file}({self._parameters(constructed)}):\n{body}"
+        first = self.node.body[0]
+        if is_docstring(first):
+            body = f"{' ' * first.col_offset}{self.source.render(first)}\n{body}"
+        head = _header(f"def {plan.name_in_file}", self._parameters(constructed))
+        text = f"{head}\n{body}"
         text = self.source.as_indented(self.node, text)
         return Written(text, tuple(setup.notes), tuple(constructed))
+
+
+def _header(head: str, parameters: list[str]) -> str:
+    """The line of a `def`; on several lines if it would be too long."""
+    text = f"{head}({', '.join(parameters)}):"
+    if len(text) <= _WIDTH:
+        return text
+    column = " " * (len(head) - len(head.lstrip()))
+    return "\n".join([f"{head}(", *(f"{column}    {each}," for each in parameters), f"{column}):"])

@@ -10,7 +10,14 @@ from bridge.rewrite.plan._function_plans import bound, called_function, function
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_shadowed, names_in, set_in
+from bridge.rewrite.syntax._source import (
+    Edit,
+    bound_in,
+    is_docstring,
+    is_shadowed,
+    names_in,
+    set_in,
+)
 
 from ._dead import blocks_of
 
@@ -50,7 +57,8 @@ class Removals:
         candidates |= transforms(self.method)
         candidates |= self._of_constructors()
         apart = functions_in(self.method.program, self.source, self.method.node)
-        candidates |= apart
+        makers = self.method.plan.maker_methods.keys() & {*ast.walk(self.method.node)}
+        candidates |= apart | {*map(self.source.statement_of, makers)}
         while True:
             loads = self._loads()
             gone = {
@@ -161,8 +169,10 @@ class Removals:
         """The whole lines of a statement, with its comments."""
         begin, end, _ = self.source.lines_of(node, comments=True)
         behind = (node.end_lineno or node.lineno) + 1
-        if isinstance(node, ast.FunctionDef):
-            # A blank line is part of a function.
+        block = next(b for b in blocks_of(self.source.parents[node]) if node in b)
+        before = [each for each in block[: block.index(node)] if each not in self.removed]
+        if isinstance(node, ast.FunctionDef) or not before or is_docstring(before[-1]):
+            # A blank line is part of a function, and none begins a block.
             while behind <= len(self.source.lines) and not self.source.lines[behind - 1].strip():
                 behind += 1
             end = self.source.offset(behind, 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 from bridge.rewrite.plan._caches import cache_lines
 from bridge.rewrite.plan._containers import CONTAINERS, held_attributes
+from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._method_plans import SetupPlan
 from bridge.rewrite.plan._plans import Slot
@@ -62,11 +63,12 @@ class Setup:
                 edits += self._where_it_has_weights(slot)
                 edits += self._cache(slot)
                 edits += self._comment(slot)
-                if slot.modes:
+                if slot.modes and not isinstance(self.plan, FunctionPlan):
                     self._check_modes(slot)
         edits += self.properties.edits(self.made)
         edits += self._unmade()
         edits += self._untransformed()
+        edits += self._without_makers()
         edits += function_edits(self.method)
         for statement in body:
             edits += self.method.references.edits(statement)
@@ -197,6 +199,19 @@ class Setup:
         for node in conditions:
             yield from self._without_all(node)
 
+    def _without_makers(self) -> Iterator[Edit]:
+        """Without the functions whose calls stand for the layers that they return."""
+        made = {slot.node.func for slot in self.slots}
+        for node, name in self.plan.maker_methods.items():
+            if self.method.node in self.source.ancestors(node) and not any(
+                isinstance(each, ast.Name)
+                and each.id == name
+                and isinstance(each.ctx, ast.Load)
+                and each not in made
+                for each in ast.walk(self.method.node)
+            ):
+                yield self.source.lines_of(self.source.statement_of(node))
+
     def _check_modes(self, slot: Slot) -> None:
         if not slot.is_alone:
             raise NotRewritableError("mode-call", slot.node)
@@ -242,7 +257,7 @@ class Setup:
             if not isinstance(node, ast.Assign) or not is_self(node.targets[0]):
                 continue
             name = node.targets[0].attr  # pyright: ignore
-            if name in containers:
+            if name in containers and node.value not in made:
                 begin, end = self.source.start(node.value), self.source.end(node.value)
                 yield Edit(begin, begin, f"nnx.{containers[name]}(")
                 yield Edit(end, end, ")")

@@ -111,8 +111,21 @@ class FunctionCalls:
         """Makes modules of the calls that made something, and gives their makings."""
         found: list[Making] = []
         counts: dict[Path, int] = {}
+        # A lifted transform traces a method again, which makes the same modules.
+        known: dict[Any, Path | None] = {}
         for making, module, call in self._made:
+            caller = call.caller if call.frame.f_code.co_flags & inspect.CO_NESTED else None
+            if caller is not None and module is not None and call.returned is module:
+                # What a function inside of a method only returns is made where it is called.
+                making.owner_cls, making.fields = type(caller), fields_of(caller)
+                making.owner, making.through = path_of(caller), call.site
+                making.env = {**call.env, **making.env}
+                continue
+            key = call.caller and path_of(call.caller), call.site, making.path
+            if call.path is None and making.path is not None:
+                call.path = known.get(key)
             self._place(records, run, call, counts, found)
+            known[key] = call.path
             making.owner, making.fields = call.path, {}
             making.owner_cls = records.function_class(call.frame)
             making.place = place_in(call.returned, module) if module is not None else None

@@ -242,12 +242,12 @@ class Watch:
         self.records.makings.append(making)
 
     def _caller(self, frame: Any, owner: nn.Module | None) -> Any:
-        """The method of a module that has called another one of it, by the frame of the latter."""
-        if (
-            owner is None
-            or frame.f_code.co_name == "__call__"
-            or frame.f_locals.get("self") is not owner
-        ):
+        """The method that has called another one of its module, or a function inside of it.
+
+        `frame` is that of what it called.
+        """
+        is_inner = bool(frame.f_code.co_flags & inspect.CO_NESTED)
+        if owner is None or not (is_inner or _is_method_of(owner, frame)):
             return None
         frame = frame.f_back
         while frame is not None and not self._is_users(frame.f_code.co_filename):
@@ -309,6 +309,10 @@ class Watch:
 
 def _arguments(frame: Any) -> dict[str, Any]:
     return {name: shapes_of(value) for name, value in frame.f_locals.items() if name != "self"}
+
+
+def _is_method_of(owner: nn.Module, frame: Any) -> bool:
+    return frame.f_code.co_name != "__call__" and frame.f_locals.get("self") is owner
 
 
 def _attribute_of(cls: type, name: str) -> str:

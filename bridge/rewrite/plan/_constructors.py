@@ -10,7 +10,7 @@ from typing import Any
 
 from bridge.rewrite.observe._records import Instance, Making, below_made
 from bridge.rewrite.syntax._evaluate import partial_of
-from bridge.rewrite.syntax._source import is_fixed
+from bridge.rewrite.syntax._source import arguments_of, is_fixed, names_in
 
 from ._caches import cache_of
 from ._cells import splits_all
@@ -175,6 +175,8 @@ class Constructor:
         rest = [name for name in given if name not in (*plan.arguments, "name")]
         parts += [f"{name}={method.init_text(given[name], slot.makings)}" for name in rest]
         parts += [f"{name}={text}" for name, text in self._own_sizes(plan.sizes)]
+        if plan.modes:
+            self._function_modes(plan, given)
         name = plan.name_in_file
         if plan.returns_layers and plan.source is not method.source:
             # As it was imported.
@@ -184,6 +186,39 @@ class Constructor:
         text = f"{name}({', '.join([*parts, 'rngs=rngs'])})"
         is_alone = slot.method.name != "setup" and plan.returns_several
         return f"nnx.{plan.returns_several}({text})" if is_alone else text
+
+    def _function_modes(self, plan: FunctionPlan, given: dict[str, ast.expr]) -> None:
+        """The modes of the layer that a function returns, as the calls of the layer have them."""
+        layers = [(slot, self._layer_of(slot)) for slot in plan.slots.values()]
+        texts = {item for slot, _ in layers for item in slot.modes.items()}
+        is_plain = all(layer is not None for _, layer in layers)
+        if plan.returns_several or len(texts) > len(dict(texts)) or not is_plain:
+            raise NotRewritableError("function-given-modes", self.slot.node)
+        defaults = {each.arg: default for each, default in arguments_of(plan.function).items()}
+        values = {name: given.get(name, defaults.get(name)) for name in plan.modes}
+        for mode, text in texts:
+            tree = ast.parse(text, mode="eval").body
+            if not names_in(tree) <= {name for name, value in values.items() if value is not None}:
+                raise NotRewritableError("function-given-modes", self.slot.node)
+            self.slot.modes[mode] = self._with_values(tree, values)
+        takers = sorted({layer for slot, layer in layers if layer and slot.modes})
+        if any(not slot.modes for slot, _ in layers):
+            self.slot.takers = " | ".join(f"nnx.{name}" for name in takers)
+
+    def _layer_of(self, slot: Slot) -> str | None:
+        """The name of the NNX layer that a slot becomes, None if it is no layer of Flax."""
+        layer = self.program.layer_of(self.program.records.base_of(slot.makings[0].cls))
+        return None if layer is None or slot.is_wrapped else layer.name
+
+    def _with_values(self, node: ast.expr, values: dict[str, ast.expr | None]) -> str:
+        """An expression of a function with what its call gives it."""
+        texts = {name: self.method.call_text(v) for name, v in values.items() if v is not None}
+
+        class _Given(ast.NodeTransformer):
+            def visit_Name(self, node: ast.Name) -> ast.AST:
+                return ast.parse(texts[node.id], mode="eval").body
+
+        return ast.unparse(_Given().visit(node))
 
     def _own_sizes(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
         """The sizes that a class or function of the program is given, those that it needs."""
@@ -297,7 +332,7 @@ class Constructor:
                 return ""
             raise LayerNotRewritableError("unknown-size", self.node, name=name)
         records = [(m, value) for m, value in records if value is not None]
-        is_only = isinstance(self.plan, FunctionPlan) and len(self.plan.slots) == 1
+        is_only = isinstance(self.plan, FunctionPlan) and self.plan.returns_one
         if not (name.startswith(CACHE) or self.slot.outer or is_only):
             hint = f"{self.slot.attribute}_{name}".lower()
         else:

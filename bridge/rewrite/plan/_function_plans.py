@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import itertools
 
+from bridge._train_eval import MODE_FIELDS
 from bridge.rewrite.syntax._source import Source, arguments_of, bound_in, names_in
 from bridge.rewrite.syntax._taint import Taint
 
@@ -25,6 +26,7 @@ class FunctionPlan(ClassPlan):
         returns_several: `List` or `Dict` if it returns a list or a dict of layers, else `""`.
         name_in_file: what it is called in the new file.
         known: the arguments that a constructor knows.
+        modes: of one that returns layers, the arguments that nothing but modes of layers read.
         modules: the arguments that are the module whose method calls it.
         around: the class that it is in, None for one at the top of the file.
     """
@@ -34,6 +36,7 @@ class FunctionPlan(ClassPlan):
     returns_several: str = ""
     name_in_file: str = ""
     known: set[str] = dataclasses.field(default_factory=set)
+    modes: set[str] = dataclasses.field(default_factory=set)
     modules: set[str] = dataclasses.field(default_factory=set)
     around: ast.ClassDef | None = None
 
@@ -67,6 +70,17 @@ class FunctionPlan(ClassPlan):
     def name(self) -> str:
         """The function's name."""
         return self.function.name
+
+    @property
+    def returns_one(self) -> bool:
+        """Whether it makes one layer: its only one, or one of those that it may return."""
+        return len(self.slots) == 1 or all(map(self._is_returned, self.slots))
+
+    def _is_returned(self, node: ast.AST) -> bool:
+        around = self.source.parents[node]
+        while isinstance(around, ast.IfExp):
+            around = self.source.parents[around]
+        return isinstance(around, ast.Return)
 
     def left_around(self, program: Program) -> str | None:
         """The name of the class that it is in, if that one stays Linen."""
@@ -153,10 +167,14 @@ def functions_in(program: Program, source: Source, method: ast.AST) -> set[ast.F
 
 
 def find_known(program: Program) -> None:
-    """Tells for each function which arguments no call computes from what its module was given."""
+    """Tells for each function which arguments no call computes from what its module was given.
+
+    A function that returns layers is told dimensions, and the calls of its layers have the modes.
+    """
     plans = [plan for plan in program.plans.values() if isinstance(plan, FunctionPlan)]
     for plan in plans:
-        plan.known = set(plan.arguments)
+        plan.modes = _modes(plan) if plan.returns_layers else set()
+        plan.known = set(plan.arguments) - plan.modes
     changed = bool(plans)
     while changed:
         changed = False
@@ -174,13 +192,28 @@ def find_known(program: Program) -> None:
                 for name, node in given:
                     if isinstance(node, ast.Name) and node.id == "self":
                         plan.modules.add(name)
-                    if not taint.touches(node):
+                    if not taint.touches(node) or (plan.returns_layers and _is_size(node, taint)):
                         continue
                     if name not in plan.arguments:
                         plan.refuse(refused("function-passes-on", node.lineno))
                     if name in plan.known:
                         plan.known.discard(name)
                         changed = True
+
+
+def _modes(plan: FunctionPlan) -> set[str]:
+    slots = plan.slots.values()
+    modes = [k for slot in slots for k in slot.constructor.keywords if k.arg in MODE_FIELDS]
+    inside = {each for k in modes for each in ast.walk(k.value)}
+    names = [each for each in ast.walk(plan.function) if isinstance(each, ast.Name)]
+    of_modes = {each.id for each in names if each in inside}
+    return of_modes & {*plan.arguments} - {each.id for each in names if each not in inside}
+
+
+def _is_size(node: ast.expr, taint: Taint) -> bool:
+    """Whether an expression is a dimension of an argument, or computed from such."""
+    dimensions = taint.dimensions
+    return dimensions.of(node) is not None or dimensions.computes(node, taint.touches)
 
 
 def taint_of(plan: ClassPlan, method: ast.FunctionDef) -> Taint:

@@ -70,7 +70,11 @@ class Lift:
         others = [
             each
             for each in self.method.slots
-            if own is not None and target(each) == own and self._is_in_other_branch(each)
+            if own is not None
+            and target(each) == own
+            and self._is_in_other_branch(each)
+            # A list of layers is called by its items, and stacked layers as one.
+            and each.is_alone == self.slot.is_alone
         ]
         return not all(records.chain(making.cls) for each in others for making in each.makings)
 

@@ -179,7 +179,8 @@ class ClassPlan:
         mixed: of the fields that bring a mode, those that may bring a layer that takes none.
         moved: what its partials and the calls of makers are given that such modes are of.
         makers: the calls of makers in it.
-        maker_methods: its methods that only return a layer, and are called at several places.
+        maker_methods: its methods, and the functions inside of them, that only return a layer,
+            with their names; `constructors` has what their calls stand for.
         constructors: what the calls of such methods stand for.
         bases: the classes of the package that it derives from.
         layer: the layer of Flax that it derives from, None for another class.
@@ -202,7 +203,7 @@ class ClassPlan:
     mixed: set[str] = dataclasses.field(default_factory=set)
     moved: set[ast.AST] = dataclasses.field(default_factory=set)
     makers: dict[ast.Call, Maker] = dataclasses.field(default_factory=dict)
-    maker_methods: set[ast.FunctionDef] = dataclasses.field(default_factory=set)
+    maker_methods: dict[ast.FunctionDef | ast.Lambda, str] = dataclasses.field(default_factory=dict)
     constructors: dict[ast.Call, ast.Call] = dataclasses.field(default_factory=dict)
     bases: list[ClassPlan] = dataclasses.field(default_factory=list)
     layer: type | None = None

@@ -33,6 +33,9 @@ _RENAMED = {
     "Module": "Module",
     "with_partitioning": "with_partitioning",
     "with_logical_partitioning": "with_partitioning",
+    "make_attention_mask": "make_attention_mask",
+    "make_causal_mask": "make_causal_mask",
+    "combine_masks": "combine_masks",
 }
 
 

@@ -334,8 +334,8 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "Make the module before the block.",
     ),
     "method-called-twice": (
-        "a method that makes layers is called more than once",
-        "Turn the method into a class, or pass its layers to it.",
+        "a method or inner function that makes layers is called more than once",
+        "Let it do nothing but return one layer, or turn it into a class.",
     ),
     "inner-function": (
         "a module is made in a function inside a method",
@@ -354,10 +354,6 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "Make the module in a method of the class.",
     ),
     # Functions that make layers.
-    "function-left": (
-        "a function makes one of its layers: {reason}",
-        "Make the layer in the class, or change the function.",
-    ),
     "around-left": (
         "it is inside {name}, which stays Linen",
         "See why {name} stays Linen.",
@@ -399,8 +395,12 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "Pass the function what it reads from the module.",
     ),
     "function-given-arrays": (
-        "a function that takes arrays returns layers",
-        "Pass the function sizes instead of arrays.",
+        "a function that returns layers is given what only the call knows",
+        "Give it fields, dimensions of arrays, or the mode of its layers.",
+    ),
+    "function-given-modes": (
+        "a function that returns layers computes their modes from more than it is given",
+        "Pass the mode where the layer is called.",
     ),
     "function-parameters": (
         "a function that returns layers makes parameters",

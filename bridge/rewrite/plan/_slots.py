@@ -120,6 +120,10 @@ def slots_of_run(program: Program, run: int) -> dict[int, tuple[ClassPlan, Slot]
         for making in makings if plan.refusal is None else ():
             if making.site.file == plan.source.file and making.owner_cls not in apart:
                 node = plan.source.call_at(making.site.span)
+                if making.through is not None and making.through.file == plan.source.file:
+                    # The call of a function that only returns a layer stands for the layer.
+                    called = plan.source.call_at(making.through.span)
+                    node = called if called in plan.constructors else node
                 if node is not None and node in plan.slots:
                     own.setdefault(node, []).append(making)
         for node, each in own.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from bridge.rewrite.observe._entries import Entry, shaped
 from bridge.rewrite.observe._runs import run
 from bridge.rewrite.observe._trace import Watch
 from bridge.rewrite.plan._constructors import made_text
-from bridge.rewrite.plan._function_plans import FunctionPlan
+from bridge.rewrite.plan._function_plans import FunctionPlan, called_function
 from bridge.rewrite.plan._lift import has_unseen_choice, transforms
 from bridge.rewrite.plan._lifted_functions import unseen_functions
 from bridge.rewrite.plan._method import Method
@@ -22,7 +23,7 @@ from bridge.rewrite.plan._references import references_of
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import is_self
 
-from ._other_values import compared_words, other_values, types_of
+from ._other_values import compared_words, is_configuration, other_values, types_of
 from ._parts import entry_of, first_calls
 
 _MOST_RUNS = 30
@@ -55,13 +56,13 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
         for fields in itertools.islice(turns, _MOST_RUNS):
             _run(watch, entry, fields)
         for each in unmade:
-            own = {name: values[name] for name in sorted(each.fields) if name in values}
+            own = {name: values[name] for name in values if _last(name) in each.fields}
             for fields in itertools.islice(_together(own), _MOST_RUNS):
                 if each.line in program.records.lines.get(plan.source.file, set()):
                     break
                 _run(watch, entry, fields)
         for read in choices:
-            own = {name: values[name][:1] for name in sorted(read) if values.get(name)}
+            own = {name: values[name][:1] for name in values if _last(name) in read}
             for fields in itertools.islice(_together(own), _MOST_RUNS):
                 _run(watch, entry, fields)
     return len(watch.records.variables) > before
@@ -79,6 +80,9 @@ def _has_unmade(program: Program, plan: ClassPlan) -> bool:
     if any(n.attr in _OF_WEIGHTS and n.lineno not in lines for n in read):
         return True
     if any(unseen_functions(plan, references_of(program, plan))):
+        return True
+    called = (called_function(program, slot) for slot in plan.slots.values())
+    if any(_unmade(program, each) for each in called if each is not None):
         return True
     try:
         return any(
@@ -107,17 +111,21 @@ class _Unmade(NamedTuple):
     fields: frozenset[str]
 
 
-def _unmade(program: Program, plan: ClassPlan) -> Iterator[_Unmade]:
+def _unmade(program: Program, plan: ClassPlan) -> list[_Unmade]:
+    found: list[_Unmade] = []
     lines = program.records.lines.get(plan.source.file, set())
     for method in _methods(program, plan):
         for node in ast.walk(method.node):
             if not isinstance(node, ast.Call) or node in plan.slots:
                 continue
+            if not plan.maker_methods.keys().isdisjoint(plan.source.ancestors(node)):
+                continue
             is_state = is_self(node.func) and node.func.attr in ("param", "variable")  # pyright: ignore
             if not is_state and not method.references.makes_layer(node.func):
                 continue
             line = plan.source.statement_of(node).lineno
-            yield _Unmade(None if line in lines else line, _fields_asked(plan, node))
+            found.append(_Unmade(None if line in lines else line, _fields_asked(plan, node)))
+    return found
 
 
 def _unseen_choices(program: Program, plan: ClassPlan) -> Iterator[frozenset[str]]:
@@ -137,14 +145,26 @@ def _fields_asked(plan: ClassPlan, node: ast.AST) -> frozenset[str]:
             asked.append(each.test)
         elif isinstance(each, ast.Match):
             asked += [each.subject, *(c.guard for c in each.cases if c.guard)]
-    read = (e for test in asked for e in ast.walk(test) if is_self(e))
-    return frozenset(each.attr for each in read)  # pyright: ignore
+    # A field of a configuration has a local name before it.
+    read = (e for test in asked for e in ast.walk(test) if isinstance(e, ast.Attribute))
+    return frozenset(each.attr for each in read)
 
 
 def _run(watch: Watch, entry: Entry, fields: Mapping[str, Any]) -> None:
     # Where Linen refuses a value there is nothing to see.
     with contextlib.suppress(Exception):
-        run(watch, entry.make().clone(**fields), *entry.called)
+        model = entry.make()
+        changed: dict[str, Any] = {}
+        for name, value in fields.items():
+            field, _, inner = name.partition(".")
+            held = changed.get(field, getattr(model, field))
+            changed[field] = dataclasses.replace(held, **{inner: value}) if inner else value
+        run(watch, model.clone(**changed), *entry.called)
+
+
+def _last(name: str) -> str:
+    """The name of a field without that of the configuration that it is in."""
+    return name.rpartition(".")[2]
 
 
 def _together(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -167,12 +187,22 @@ def _entries(program: Program, plan: ClassPlan, entries: Sequence[Entry]) -> Ite
 
 
 def _values(plan: ClassPlan, model: Any, words: Any) -> dict[str, list[Any]]:
-    """Other values of each field."""
+    """Other values of each field; those of a configuration as `config.width`."""
+    found: dict[str, list[Any]] = {}
+
+    def add(name: str, value: Any, annotation: Any) -> None:
+        others = other_values(value, annotation, _last(name), words)
+        found[name] = [each for own in others for each in own]
+
     types = types_of(plan.cls)
-    found = {
-        field.name: other_values(
-            getattr(model, field.name, None), types.get(field.name), field.name, words
-        )
-        for field in plan.fields
-    }
-    return {name: [each for others in own for each in others] for name, own in found.items()}
+    for field in plan.fields:
+        value: Any = getattr(model, field.name, None)
+        if is_configuration(value):
+            known = types_of(type(value))
+            for own in dataclasses.fields(value):
+                if own.init:
+                    inner = getattr(value, own.name)
+                    add(f"{field.name}.{own.name}", inner, known.get(own.name))
+        else:
+            add(field.name, value, types.get(field.name))
+    return {name: values for name, values in found.items() if values}

@@ -12,6 +12,8 @@ from typing import Any
 
 from flax import linen as nn
 
+from bridge.rewrite.syntax._source import arguments_of
+
 _NONE: Mapping[str, Collection[str | int]] = types.MappingProxyType({})
 # For a field that is None, by what its annotation names.
 _FOR_NONE = (("bool", True), ("int", 6), ("int", 5), ("float", 0.5))
@@ -29,7 +31,7 @@ def other_values(
     The type `annotation` says what may stand in the place of None. `words` has what the program
     compares with fields.
     """
-    if not dataclasses.is_dataclass(value) or isinstance(value, type | nn.Module):
+    if not is_configuration(value):
         return [list(_others(value, annotation, words.get(name, ())))]
     known = types_of(type(value))
     return [
@@ -40,10 +42,19 @@ def other_values(
     ]
 
 
+def is_configuration(value: Any) -> bool:
+    """Whether a value is an object with fields of its own."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module)
+
+
 def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str | int]]:
-    """What files compare with a name, as in `self.norm == "layer"`, `self.depth > 1` or `match`."""
+    """What files compare with a name, as in `self.norm == "layer"`, `self.depth > 1` or `match`.
+
+    What a function compares with an argument counts for what its calls give it.
+    """
     found: dict[str, list[str | int]] = {}
-    for node in (node for tree in trees for node in ast.walk(tree)):
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    for node in nodes:
         match node:
             case ast.Compare():
                 names, values = [node.left, *node.comparators], [node]
@@ -60,11 +71,26 @@ def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str | int]]:
             if isinstance(each, ast.Constant)
         ]
         words = [each for each in constants if isinstance(each, str) or type(each) is int]
-        for each in names:
-            own = getattr(each, "attr", getattr(each, "id", None))
-            if own is not None:
-                found[own] = list(dict.fromkeys([*found.get(own, ()), *words]))
+        for own in filter(None, map(_name_of, names)):
+            found[own] = list(dict.fromkeys([*found.get(own, ()), *words]))
+    functions = {each.name: each for each in nodes if isinstance(each, ast.FunctionDef)}
+    for node in nodes:
+        called = node.func if isinstance(node, ast.Call) else None
+        function = functions.get(called.id) if isinstance(called, ast.Name) else None
+        if function is None or not isinstance(node, ast.Call):
+            continue
+        names = [each.arg for each in arguments_of(function)]
+        given = [*zip(names, node.args, strict=False), *((k.arg, k.value) for k in node.keywords)]
+        for name, value in given:
+            own = _name_of(value)
+            if own is not None and name in found:
+                found[own] = list(dict.fromkeys([*found.get(own, ()), *found[name]]))
     return found
+
+
+def _name_of(node: ast.AST) -> str | None:
+    """The name of a variable or an attribute."""
+    return getattr(node, "attr", getattr(node, "id", None))
 
 
 def _others(value: Any, annotation: Any, compared: Collection[str | int]) -> Iterator[Any]:
