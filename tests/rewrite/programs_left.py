@@ -1474,6 +1474,18 @@ class Model(nn.Module):
         return x
 """,
     ),
+    "a field that is None": Left(
+        "a layer is made in an expression that never ran",
+        """
+class Model(nn.Module):
+    norm: Any = None
+
+    @nn.compact
+    def __call__(self, x):
+        x = x if self.norm is None else self.norm()(x)
+        return nn.Dense(3)(x)
+""",
+    ),
     "unrun expression": Left(
         "a layer is made in an expression that never ran",
         """

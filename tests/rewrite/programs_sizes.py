@@ -5,6 +5,22 @@ from __future__ import annotations
 from tests.rewrite.programs import Program
 
 PROGRAMS = {
+    "heads that are as many as others where a field is None": Program(
+        """
+class Model(nn.Module):
+    heads: int = 2
+    kv_heads: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        kv_heads = self.kv_heads or self.heads
+        q = nn.DenseGeneral((self.heads, 3), name="q")(x)
+        v = nn.DenseGeneral((kv_heads, 3), name="v")(x)
+        y = q * jnp.repeat(v, self.heads // kv_heads, axis=-2)
+        return nn.DenseGeneral(5, axis=(-2, -1), name="o")(y)
+""",
+        [{"kv_heads": 1}, {"heads": 4, "kv_heads": 2}],
+    ),
     "lists of arrays that loops go over": Program(
         """
 class Model(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from bridge.rewrite.syntax._source import (
     names_in,
 )
 
+_ABSENT = object()
 RAISES = "a branch that did not run raises NotImplementedError"
 """The note about such a block."""
 
@@ -101,12 +103,34 @@ def _makes(method: Method, node: ast.Call) -> bool:
                 return True
         elif function in method.plan.methods.values() and is_self(node.func, name):
             return True
-    if is_never_called(method, node):
+    if is_never_called(method, node) or _is_of_none(method, node):
         return True
     lines = method.program.records.lines.get(method.source.file, set())
     return (isinstance(node.func, ast.Call) and node.lineno not in lines) or (
         is_self(node.func, "param") or is_self(node.func, "variable")
     )
+
+
+def _is_of_none(method: Method, node: ast.Call) -> bool:
+    """Whether a field that is None in every run is called for a layer, as in `self.norm()(x)`."""
+    around = method.source.parents[node]
+    if not method.is_setup and not (isinstance(around, ast.Call) and around.func is node):
+        return False
+    names: list[str] = []
+    owner = node.func
+    while isinstance(owner, ast.Attribute):
+        names.insert(0, owner.attr)
+        owner = owner.value
+    if not names or not isinstance(owner, ast.Name) or owner.id != "self":
+        return False
+    instances = method.program.records.of_class(method.plan.cls)
+    known = [each.fields[names[0]] for each in instances if names[0] in each.fields]
+    values = [functools.reduce(_attribute, names[1:], each) for each in known]
+    return bool(values) and all(each is None for each in values)
+
+
+def _attribute(value: Any, name: str) -> Any:
+    return getattr(value, name, _ABSENT)
 
 
 def is_never_called(method: Method, node: ast.Call) -> bool:

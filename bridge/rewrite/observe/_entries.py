@@ -257,6 +257,9 @@ def _changed(value: Any, field: Any = None, *, flags_alone: bool) -> Iterator[An
         yield not value
     elif field is not None and field.name.endswith("_init") and field.default is None:
         yield _INITIALIZER if value is None else None
+    elif value is None and field is not None and "int" in str(field.type):
+        # Sizes that are equal where it is None may differ where it is not.
+        yield from (1, 6)
     elif _dtype(value) in _LOW:
         # In another precision Flax's own layers round at other places.
         yield jnp.float32

@@ -137,13 +137,20 @@ class FieldVariation:
             if holds is not None:
                 others = sizes if holds else {}
                 break
+        refused: dict[str, bool] = {}
         for name, value in values:
             is_size = name in others or type(value) is int
             more = {} if is_size else others
             holds = self._holds(plan, entry, maker, {**more, name: value})
             if holds is None and more:
-                self._holds(plan, entry, maker, {name: value})
+                holds = self._holds(plan, entry, maker, {name: value})
+            refused[name] = refused.get(name, True) and holds is None
             yield True
+        model = entry.make()
+        for name, is_refused in refused.items():
+            # No number may fit beside the other fields.
+            if is_refused and getattr(model, name) is None:
+                self._note(plan, f"{name} was not varied: Linen refuses the values that were tried")
 
     def _instances(self, plan: ClassPlan) -> list[Instance]:
         """The instances in the program's own runs if there are any, the smallest first."""

@@ -16,7 +16,7 @@ from bridge.rewrite.syntax._source import arguments_of
 
 _NONE: Mapping[str, Collection[str | int]] = types.MappingProxyType({})
 # For a field that is None, by what its annotation names.
-_FOR_NONE = (("bool", True), ("int", 6), ("int", 5), ("float", 0.5))
+_FOR_NONE = (("bool", True), ("int", 6), ("int", 5), ("int", 1), ("int", 2), ("float", 0.5))
 
 
 Words = Mapping[str, Collection[str | int]]
