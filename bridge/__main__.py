@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from bridge import _cli, _demo
-from bridge._cli._command import UNUSABLE, complain, give_up, reader_may_stop
+from bridge._cli._command import UNUSABLE, complain, give_up
 
 _COMMANDS = (_demo.add_command, *_cli.COMMANDS)
 
@@ -49,12 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Escape what the encoding cannot show, such as a name in Greek.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with reader_may_stop():
-            try:
-                arguments = parser.parse_args(argv)
-                return arguments.run(arguments)
-            finally:
-                sys.stdout.flush()
+        try:
+            arguments = parser.parse_args(argv)
+            return arguments.run(arguments)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         complain(f"{parser.prog}: interrupted")
         return _INTERRUPTED

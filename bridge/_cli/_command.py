@@ -12,8 +12,8 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TextIO, TypeVar, cast
+from collections.abc import Callable
+from typing import Any, TextIO, TypeVar
 
 from bridge._errors import BridgeError, PortError
 
@@ -80,7 +80,11 @@ def _run(
             traceback.print_exception(error)
         complain(f"{prog}: {_text(error)}{_input_hint(error, arguments)}")
         return _code(error)
-    _output.write(result, as_json=arguments.json)
+    try:
+        _output.write(result, as_json=arguments.json)
+    except BrokenPipeError:
+        # As `| head` does; the exit code still says what was found.
+        give_up(sys.stdout)
     return OK if result.ok else FAILED
 
 
@@ -127,41 +131,6 @@ def complain(message: str) -> None:
         sys.stderr.flush()
     except OSError:
         give_up(sys.stderr)
-
-
-@contextlib.contextmanager
-def reader_may_stop() -> Iterator[None]:
-    """A block in which writes to stdout do nothing once its reader has stopped, as `| head` does.
-
-    The command goes on, because its exit code says more than its text.
-    """
-    with contextlib.redirect_stdout(cast("TextIO", _Stdout(sys.stdout))):
-        yield
-
-
-class _Stdout:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except BrokenPipeError:
-            give_up(self._stream)
-            return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        try:
-            self._stream.flush()
-        except BrokenPipeError:
-            give_up(self._stream)
 
 
 def give_up(stream: TextIO) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -30,31 +29,28 @@ def write(result: Result, *, as_json: bool) -> None:
     A pipe gets as many columns as the content needs, so that a row of a table is one line for
     `grep` and `awk`, without control sequences or blanks at its end.
     """
-    console = Console(**_LITERAL)
     if as_json:
         head = {"schema": f"linen-nnx-bridge/{result.schema}", "version": VERSION}
-        text = json.dumps({**head, **result.document}, indent=2, allow_nan=False) + "\n"
-        sys.stdout.write(text)
-    elif console.is_terminal:
-        _print(console, result.shown)
+        text = json.dumps({**head, **result.document}, indent=2, allow_nan=False)
     else:
-        plain = Console(file=io.StringIO(), width=_UNLIMITED, **_LITERAL)
-        with plain.capture() as capture:
-            _print(plain, result.shown)
-        sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+        console = Console(**_LITERAL)
+        with console.capture() as capture:
+            _print(console, result.shown)
+        text = capture.get()
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in text.splitlines())
     sys.stdout.flush()
 
 
 def html_of(shown: Iterable[Any]) -> str:
-    """What a terminal would show as a piece of HTML."""
-    console = Console(
-        file=io.StringIO(), width=_UNLIMITED, force_terminal=True, record=True, **_LITERAL
-    )
+    """The same as a piece of HTML."""
+    console = Console(file=io.StringIO(), record=True, **_LITERAL)
     _print(console, shown)
     return console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
 
 
 def _print(console: Console, shown: Iterable[Any]) -> None:
+    if not console.is_terminal:
+        console.width = _UNLIMITED
     for each in shown:
         console.print(each, soft_wrap=isinstance(each, str))
 
@@ -97,33 +93,12 @@ def short_shape(shape: Sequence[int] | None) -> str:
 def working(what: str, *, is_json: bool) -> Iterator[Callable[[str], None]]:
     """Shows the progress of a block on stderr, if that is a terminal; yields what changes it.
 
-    With `is_json`, all that is printed in the block goes to stderr, as stdout is kept for one
+    With `is_json`, what Python prints in the block goes to stderr, as stdout is kept for one
     document.
     """
     with contextlib.ExitStack() as stack:
         if is_json:
-            stack.enter_context(_stdout_to_stderr())
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         # As Text: a spinner takes a string for markup, whatever its console does.
         status = stack.enter_context(Console(stderr=True, **_LITERAL).status(Text(what)))
         yield lambda text: status.update(Text(text))
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """A block in which Python, C code and child processes write to stderr in place of stdout."""
-    with contextlib.ExitStack() as stack:
-        if _is_descriptor(sys.stdout, 1) and _is_descriptor(sys.stderr, 2):
-            sys.stdout.flush()
-            kept = os.dup(1)
-            stack.callback(os.close, kept)
-            stack.callback(os.dup2, kept, 1)
-            os.dup2(2, 1)
-        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-        yield
-
-
-def _is_descriptor(stream: Any, number: int) -> bool:
-    try:
-        return stream.fileno() == number
-    except (AttributeError, OSError, ValueError):
-        return False
