@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Collection
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
 import registry
-from bridge import checkpoint, nnx_to_linen
+from bridge import checkpoint, linen_to_nnx
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest, place
 from bridge._errors import path_text
-from bridge.checkpoint import Layout, LeafLayout
-
-from ._input_errors import InputError
+from bridge.checkpoint import Layout, LeafLayout, _renaming
 
 # The collection that stands for none, as Linen's own names are identifiers.
 NO_COLLECTION = ""
 _NUMBER = re.compile(r"([0-9]+)")
-_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +60,16 @@ class CheckpointContents:
         kept = {address: leaf for address, leaf in self.leaves.items() if not is_rng(*address)}
         return dataclasses.replace(self, leaves=kept)
 
+    def tree(self) -> Any:
+        """Linen variables, or an NNX State, without the state of RNG streams."""
+        leaves = self.without_rngs().leaves
+        if self.is_linen:
+            return linen_leaves.to_variables(leaves)
+        if self.has_collections:
+            return linen_to_nnx(linen_leaves.to_variables(leaves))
+        by_path = {_renaming.nnx_keys(path): leaf.value for (_, path), leaf in leaves.items()}
+        return nnx.State(nest(by_path))
+
     def by_path(self) -> dict[Path, Leaf]:
         """The leaves where NNX has them, keys as text: the collections are gone."""
         leaves = self.by_address()
@@ -100,22 +107,13 @@ def read(path: str, within: tuple[str, ...] = (), given: str | None = None) -> C
     return CheckpointContents(layout, {(NO_COLLECTION, new[p]): v for p, v in leaves.items()})
 
 
-def of_state(layout: Layout, state: nnx.State) -> CheckpointContents:
-    """What a checkpoint of some layout holds once its paths are those of an NNX state."""
-    neutral = linen_leaves.from_variables(nnx_to_linen(state))
-    leaves = {address: leaf for address, leaf in neutral.items() if not leaf.is_empty}
-    return CheckpointContents(
-        dataclasses.replace(layout, layout="bridge", written_by="nnx"), leaves
-    )
-
-
 def listed(layout: Layout) -> list[LeafLayout]:
     """The leaves of a checkpoint in the order of their paths, alike for every format."""
     leaves = layout.leaves
     if layout.layout == "nnx":
         new = _without_value([leaf.path for leaf in leaves])
         leaves = [dataclasses.replace(leaf, path=new[leaf.path]) for leaf in leaves]
-    return sorted(leaves, key=lambda leaf: in_order((leaf.collection or "", leaf.path)))
+    return sorted(leaves, key=lambda leaf: in_order((leaf.collection or "", *leaf.path)))
 
 
 def beside(layout: Layout) -> tuple[str, ...]:
@@ -128,32 +126,10 @@ def text_of(path: Path) -> str:
     return "/".join(map(str, path))
 
 
-def filtered(leaves: Mapping[Path, _T], expression: re.Pattern[str] | None) -> dict[Path, _T]:
-    """The leaves with a path that `--filter` matches.
-
-    Raises InputError if none is left, though there are leaves.
-    """
-    if expression is None:
-        return dict(leaves)
-    kept = {path: leaf for path, leaf in leaves.items() if expression.search(text_of(path))}
-    if leaves and not kept:
-        raise InputError(
-            f"no leaf matches --filter {expression.pattern!r}",
-            f"{len(leaves)} leaves such as {text_of(next(iter(leaves)))}",
-            "an expression that is found in the path of one of them",
-            "correct it, or leave it out to see all paths",
-        )
-    return kept
-
-
-def in_order(keys: Iterable[object]) -> list[list[str | int]]:
-    """A key that sorts `h/10` behind `h/9`, and `layer_10` behind `layer_9`.
-
-    The keys are those of a path, or a collection and a path.
-    """
-    flat = (key for each in keys for key in (each if isinstance(each, tuple) else [each]))
+def in_order(path: Path) -> list[list[str | int]]:
+    """A key that sorts `h/10` behind `h/9`, and `layer_10` behind `layer_9`."""
     # Texts and numbers alternate, so that a text never meets a number.
-    split = (_NUMBER.split(str(key)) for key in flat)
+    split = (_NUMBER.split(str(key)) for key in path)
     return [[int(p) if n % 2 else p for n, p in enumerate(pieces)] for pieces in split]
 
 

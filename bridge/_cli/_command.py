@@ -9,7 +9,6 @@ import functools
 import math
 import os
 import pathlib
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -208,23 +207,6 @@ def add_call(parser: argparse.ArgumentParser) -> None:
 def add_rules(parser: argparse.ArgumentParser, of: str) -> None:
     """Adds the option for a file of rules; `of` says for which paths."""
     parser.add_argument("--rules", metavar="FILE", type=path, help=f"a table of paths{of}")
-
-
-def add_filter(parser: argparse.ArgumentParser) -> None:
-    """Adds the option that leaves out leaves."""
-    parser.add_argument(
-        "--filter",
-        type=_expression,
-        metavar="REGEX",
-        help="only leaves with a path that contains the expression, such as params/.*/bias$",
-    )
-
-
-def _expression(text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text} is not a regular expression: {error}") from None
 
 
 def _shape(text: str) -> Any:

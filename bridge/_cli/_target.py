@@ -118,30 +118,15 @@ def opened_name(target: str) -> Iterator[Any]:
         sys.path[:] = before
 
 
-def abstract(
-    target: str,
-    arguments: argparse.Namespace,
-    inputs: tuple[Any, ...] = (),
-) -> tuple[Sample, Any]:
-    """The model of a TARGET without values, for commands that may name a `--source-model` too.
-
-    `inputs` are for a model that brings none. Returns the sample with shapes as its inputs; and,
-    also as shapes, its NNX module or the variables of its Linen model.
-    """
-    samples: list[Sample] = []
-    is_one_of_two = arguments.source_model is not None
-    with opened(target, arguments, is_one_of_two=is_one_of_two) as make:
+def abstract(target: str, arguments: argparse.Namespace) -> Any:
+    """The model of a TARGET as shapes: an NNX module, or the variables of a Linen model."""
+    with opened(target, arguments) as make:
 
         def run() -> Any:
-            sample = make()
-            sample = dataclasses.replace(sample, inputs=sample.inputs or inputs)
-            model, variables = initialised(sample, target)
-            shapes = jax.tree.map(_shape, sample.inputs)
-            samples.append(dataclasses.replace(sample, inputs=shapes))
+            model, variables = initialised(make(), target)
             return variables if isinstance(model, nn.Module) else model
 
-        made = nnx.eval_shape(run)
-    return samples[0], made
+        return nnx.eval_shape(run)
 
 
 def initialised(sample: Sample, target: str) -> tuple[Any, Any]:
@@ -307,10 +292,6 @@ def _check_inputs(sample: Sample, args: Any, target: str) -> None:
             "return (module, *inputs), or pass --input 1,28,28,1, and --kwarg NAME=VALUE for what"
             " has a name",
         ) from error
-
-
-def _shape(value: Any) -> Any:
-    return jax.ShapeDtypeStruct(value.shape, value.dtype) if hasattr(value, "shape") else value
 
 
 def _array(value: Any) -> Any:

@@ -160,23 +160,6 @@ def test_a_misspelled_word_is_answered_with_those_that_there_are(
     monkeypatch.delitem(sys.modules, "models", raising=False)
 
 
-@pytest.mark.parametrize("command", [("inspect", "model"), ("diff", "model", "model")])
-@pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_filter_that_matches_no_leaf_is_wrong_usage(
-    capsys, tmp_path, monkeypatch, command, options
-):
-    monkeypatch.chdir(tmp_path)
-    checkpoint.save("model", {"params": {"w": np.ones(2)}})
-
-    outcome = run(capsys, *command, "--filter", "kernl", *options)
-
-    assert outcome.code == 2
-    assert outcome.out == ""
-    assert "no leaf matches --filter 'kernl'" in outcome.err
-    assert "params/w" in outcome.err
-    assert run(capsys, *command, "--filter", "w$", *options).code == 0
-
-
 def test_a_page_without_its_folder_is_refused_before_the_model_is_made(
     capsys, tmp_path, monkeypatch
 ):

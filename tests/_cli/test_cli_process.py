@@ -96,7 +96,6 @@ EXAMPLES = list(examples())
 
 def test_every_command_has_examples():
     assert {example.split()[3] for example in EXAMPLES} == {*COMMANDS}
-    assert len(EXAMPLES) >= 12
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -177,7 +176,8 @@ def test_a_checkpoint_is_converted_and_compared(workspace, tmp_path):
     assert compared.code == 1, compared.err
     document = compared.document
     assert (document["a"]["layout"], document["b"]["layout"]) == ("nnx", "bridge")
-    assert len(document["only_in_a"]) == len(document["only_in_b"]) == 6
+    found = [entry["difference"] for entry in document["differences"]]
+    assert sorted(found) == ["only in a"] * 6 + ["only in b"] * 6
 
 
 def test_a_project_with_one_checkpoint_in_it_is_not_replaced(workspace, tmp_path):

@@ -11,10 +11,8 @@ _DESCRIPTION = """\
 Reads a checkpoint of any layout and writes its weights to OUT.
 
 With --model, OUT is for that Linen or NNX model. Leaves are matched as by bridge.port.plan: Flax's
-own layers by rules of their own (fused gates, stacked layers), the rest by name, and every leaf has
-to have its place. With only --rules, Linen paths become NNX paths or the reverse, as in
-bridge.checkpoint.restore; rules that reshape or split arrays need --model. Without either, only the
-format changes.
+own layers by rules of their own (fused gates, stacked layers), the rest by --rules or by name, and
+every leaf has to have its place. Without a model only the format changes.
 
 --rules FILE is TOML:
 
@@ -22,17 +20,11 @@ format changes.
   "encoder/Dense_0" = "encoder.fc1"  # expression for a Linen path = NNX path
   'block_(\\d+)' = 'blocks.\\1'
 
-A rule holds for the path that it matches and all below it, in both directions.
+A rule holds for the path that it matches and all below it, in both directions. parity --suggest
+prints the rules that two models need.
 
 RNG state is left out, and so are trees beside the model, such as an optimizer's state and step; the
-command names them. Only --format bridge keeps metadata boxes, except those of arrays that a rule
-stacks, unstacks or lays out in another way.
-
---suggest writes nothing and prints the rules that --model needs, as Python and as TOML, with the
-evidence for each. They work in both directions, together with --model. For --rules without --model,
-use the table of bridge.port.Plan.renames. With --input, or the inputs that a TARGET gives, the
-model is traced to see the order of its calls; with --source-model, so is the one that wrote
-CHECKPOINT.
+command names them. Only --format bridge keeps metadata boxes.
 
 --overwrite replaces only a checkpoint: OUT must not hold any other file, nor be a link, the current
 directory, CHECKPOINT, or a directory above one of these. A file has to be a safetensors file that
@@ -46,19 +38,15 @@ exit codes:
   2  wrong usage, or something cannot be read or written
 
 examples:
-  python -m bridge convert linen_checkpoint nnx_checkpoint --rules rules.toml --dry-run
+  python -m bridge convert linen_checkpoint nnx_checkpoint --model models.py:make_nnx --dry-run
   python -m bridge convert linen_checkpoint nnx_checkpoint --model models.py:make_nnx
   python -m bridge convert nnx_checkpoint model.safetensors \\
       --model models.py:make_linen --input 1,28,28,1
-  python -m bridge convert linen_checkpoint --model models.py:make_nnx --suggest
-  python -m bridge convert nnx_checkpoint model.safetensors --input 1,28,28,1 \\
-      --model models.py:make_linen --source-model models.py:make_nnx
   python -m bridge convert linen_checkpoint model.safetensors
 
 The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "written": bool,
-"layout": "linen" | "nnx" (of the paths of OUT), "left_out": [str], "ok": bool,
-"entries": [{"kind": str, "source": [str], "target": [str]}]}; with --model it has all that
-bridge.port.Plan.to_json gives.
+"layout": "linen" | "nnx" (of the paths of OUT), "left_out": [str]}; with --model it has all that
+bridge.port.Plan.to_json gives too.
 """
 
 
@@ -73,23 +61,12 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         _run,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
-    parser.add_argument("out", metavar="OUT", type=_command.path, nargs="?", help="what is written")
-    _command.add_rules(parser, ", TOML")
+    parser.add_argument("out", metavar="OUT", type=_command.path, help="what is written")
+    _command.add_rules(parser, ", TOML; for --model")
     parser.add_argument(
         "--model",
         metavar="TARGET",
         help="the model that reads OUT, package.module:name or file.py:name; see report --help",
-    )
-    parser.add_argument(
-        "--suggest",
-        action="store_true",
-        help="print the rules that --model needs with the evidence, and write nothing",
-    )
-    parser.add_argument(
-        "--source-model",
-        metavar="TARGET",
-        help="the model that wrote CHECKPOINT: an NNX model if its layers have to be known, as for"
-        " fused gates; a Linen model if --suggest is to trace it beside --model",
     )
     _command.add_call(parser)
     parser.add_argument(
@@ -106,6 +83,6 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> _command.Result:
-    from . import _convert, _suggest
+    from . import _convert
 
-    return _suggest.suggested(arguments) if arguments.suggest else _convert.converted(arguments)
+    return _convert.converted(arguments)

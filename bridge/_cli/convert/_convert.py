@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -13,8 +13,6 @@ from flax.core import meta
 
 from bridge import checkpoint
 from bridge._cli import _checkpoints, _conversion, _rules_file
-from bridge._cli._input_errors import InputError
-from bridge._cli._output import new_table
 from bridge._cli._result import Result
 from bridge._errors import CheckpointError
 from bridge.checkpoint import _publish, _save, _single_files
@@ -24,45 +22,39 @@ from bridge.checkpoint._stored import parts
 def converted(arguments: argparse.Namespace) -> Result:
     """Plans the conversion, and writes what comes of it.
 
-    Raises InputError if OUT is missing. Raises CheckpointError if CHECKPOINT cannot be read, what
-    is at OUT is not replaced, the format cannot hold the values, or writing fails; what was there
-    is then unchanged.
+    Raises InputError if there are rules and no model. Raises CheckpointError if CHECKPOINT cannot
+    be read, what is at OUT is not replaced, the format cannot hold the values, or writing fails;
+    what was there is then unchanged.
     """
-    if arguments.out is None:
-        raise InputError("OUT", "nothing", "what is to be written", "give a path")
     rules = _rules_file.load(arguments.rules)
     contents = _checkpoints.read(arguments.checkpoint, arguments.within, arguments.layout)
-    conversion = _conversion.conversion_of(contents, rules, arguments)
-    layout = "nnx" if conversion.to_nnx else "linen"
+    plan = None
+    if arguments.model or rules is not None:
+        plan = _conversion.plan_for(contents, rules, arguments)
+    layout = "nnx" if (plan.to_nnx if plan else not contents.is_linen) else "linen"
     form = arguments.format or (
         "safetensors" if arguments.out.suffix == ".safetensors" else "orbax"
     )
-    writes = conversion.ok and not arguments.dry_run
+    ok = plan is None or plan.ok
+    writes = ok and not arguments.dry_run
     if writes:
         arguments.tell(f"writing {arguments.out}")
-        _write(arguments, conversion.make(), form, layout)
+        _write(arguments, _conversion.applied(plan) if plan else contents.tree(), form, layout)
     document = {"written": writes, "layout": layout, "left_out": [*contents.left_out]}
-    shown = [*_plan(conversion, arguments), ""]
+    shown = [str(plan)] if plan else []
     if contents.left_out:
         shown.append(f"left out, as it is not a weight: {', '.join(contents.left_out)}")
     if writes:
         shown.append(f"written: {arguments.out} (layout {layout}, {form})")
-    elif conversion.ok:
+    elif ok:
         shown.append("nothing was written (--dry-run)")
     else:
         shown.append(
-            "nothing was written: the checkpoint does not fit the model; --suggest proposes rules,"
-            " and fused gates of an NNX checkpoint need --source-model"
+            "nothing was written: the checkpoint does not fit the model; bridge.port.suggest, or"
+            " parity --suggest with both models, proposes rules"
         )
-    return Result("convert", {**document, **conversion.to_json()}, shown, conversion.ok)
-
-
-def _plan(conversion: _conversion.Conversion, arguments: argparse.Namespace) -> Iterator[Any]:
-    if conversion.plan is not None:
-        yield str(conversion.plan)
-    else:
-        rows = [(", ".join(sources), target) for sources, target in conversion.moves]
-        yield new_table((arguments.checkpoint, arguments.out.name), rows)
+    planned = json.loads(plan.to_json()) if plan else {}
+    return Result("convert", {**document, **planned}, shown, ok)
 
 
 def _write(arguments: argparse.Namespace, tree: Any, form: str, layout: str) -> None:

@@ -9,12 +9,12 @@ from bridge._cli import _command
 
 _DESCRIPTION = """\
 Compares two checkpoints of any layouts and formats leaf by leaf: paths that only one of them has,
-shapes, dtypes, and the largest absolute and relative difference of values. Leaves are matched by
-collection and path, or only by path if one of the two is an NNX state, which has no collections.
-RNG state is left out unless --rngs is given. Trees beside the model, such as an optimizer's state,
-are named and not compared.
+shapes, dtypes, and the largest difference of values, absolute and relative to the largest magnitude
+in A. Leaves are matched by collection and path, or only by path if one of the two is an NNX state,
+which has no collections. RNG state is left out unless --rngs is given. Trees beside the model, such
+as an optimizer's state, are named and not compared.
 
-With --rules or --model, the Linen checkpoint of the two is converted for the other, as by convert.
+With --model, the Linen checkpoint of the two is converted for that NNX model, as by convert.
 """
 
 _EPILOG = """\
@@ -26,19 +26,15 @@ exit codes:
 examples:
   python -m bridge diff before after
   python -m bridge diff before after --atol 1e-6 --rtol 1e-5 --ignore-dtype
-  python -m bridge diff linen_checkpoint nnx_checkpoint --rules rules.toml
   python -m bridge diff linen_checkpoint nnx_checkpoint --model models.py:make_nnx
-  python -m bridge diff before after --filter 'kernel$'
   python -m bridge diff checkpoints/manager/100 checkpoints/manager/latest --within model
   python -m bridge diff model.msgpack checkpoints/model --json > difference.json
 
 The JSON document is {"schema": "linen-nnx-bridge/diff", "version": 1, "same": bool,
 "a": {"checkpoint": str, "layout": str, "format": str, "extra": [str]}, "b": likewise,
-"equal": int, "only_in_a": [str], "only_in_b": [str],
-"changed": [{"path": str, "what": ["structure" | "shape" | "values" | "dtype"],
+"equal": int, "differences": [{"path": str, "difference": str,
 "shapes": [[int] | null, [int] | null], "dtypes": [str | null, str | null],
-"max_abs_difference": number | "inf" | null, "max_relative_difference": likewise,
-"nan_in_one": [int, int]}]}; the last is how many elements are NaN only in a, and only in b.
+"max_abs": number | null, "max_rel": number | null}]}; null is also for what is not finite.
 """
 
 
@@ -54,7 +50,10 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("a", metavar="A", help="a checkpoint's directory or file")
     parser.add_argument("b", metavar="B", help="another one's")
-    for name, meaning in (("--rtol", "relative to B"), ("--atol", "absolute")):
+    for name, meaning in (
+        ("--rtol", "relative to the largest magnitude in A"),
+        ("--atol", "absolute"),
+    ):
         parser.add_argument(
             name,
             type=_command.FROM_ZERO,
@@ -65,20 +64,17 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--ignore-dtype", action="store_true", help="the same values in another dtype are the same"
     )
-    _command.add_rules(parser, " as convert takes it, for the one of the two that is Linen's")
+    _command.add_rules(parser, " as convert takes it, for --model")
     parser.add_argument(
         "--model",
         metavar="TARGET",
         help="the NNX model that the one of the two that is Linen's is converted for",
     )
-    # As for `convert`, because `--model` needs its conversion.
-    parser.set_defaults(source_model=None)
     _command.add_within(parser, of=", in both")
     _command.add_within(parser, "--a-within", of=", only in A")
     _command.add_within(parser, "--b-within", of=", only in B")
     _command.add_layout(parser, "--a-layout", "--b-layout")
     _command.add_call(parser)
-    _command.add_filter(parser)
     parser.add_argument("--rngs", action="store_true", help="compare RNG state too")
 
 

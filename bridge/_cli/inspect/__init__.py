@@ -38,7 +38,7 @@ examples:
   python -m bridge inspect checkpoints/manager/100 --within model
   python -m bridge inspect model.msgpack --json > leaves.json
   python -m bridge inspect checkpoints/model --verify
-  python -m bridge inspect checkpoints/manager/latest --within model --filter 'kernel$'
+  python -m bridge inspect checkpoints/manager/latest --within model
 
 The JSON document is {"schema": "linen-nnx-bridge/checkpoint", "version": 1, "checkpoint": str,
 "layout": str, "format": str, "written_by": "linen" | "nnx" | null, "extra": [str],
@@ -64,7 +64,6 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
     _command.add_within(parser)
     _command.add_layout(parser)
-    _command.add_filter(parser)
     parser.add_argument("--verify", action="store_true", help="compare every array with its digest")
 
 

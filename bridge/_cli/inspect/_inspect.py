@@ -24,7 +24,7 @@ _COUNTS = ("leaves", "elements")
 def inspected(arguments: argparse.Namespace) -> Result:
     """Tells what a checkpoint holds.
 
-    Raises CheckpointError if it cannot be read, and InputError if `--filter` leaves no leaf.
+    Raises CheckpointError if it cannot be read.
     """
     path = arguments.checkpoint
     layout = checkpoint.layout(path, within=arguments.within, layout=arguments.layout)
@@ -34,11 +34,7 @@ def inspected(arguments: argparse.Namespace) -> Result:
     elif layout.layout == "bridge":
         # Nothing in the list of leaves shows that the arrays cannot be opened.
         read_from(path, Source.check_arrays)
-    every = {
-        tuple(filter(None, (leaf.collection, *leaf.path))): _leaf(leaf)
-        for leaf in _checkpoints.listed(layout)
-    }
-    leaves = [*_checkpoints.filtered(every, arguments.filter).values()]
+    leaves = [*map(_leaf, _checkpoints.listed(layout))]
     names = dict.fromkeys(leaf["collection"] for leaf in leaves)
     document = {
         "checkpoint": path,

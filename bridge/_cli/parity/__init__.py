@@ -15,7 +15,7 @@ A and B are TARGETs, as in report: package.module:name or path/to/file.py:name. 
 with values. The variables of a Linen model are those under the key "variables" of the dict that
 TARGET returns, or else those of its init. With --port, B first gets the values of A by bridge.port,
 with --rules for leaves with other names. --suggest only prints the rules that this needs, as
-convert does.
+Python and as TOML, with the evidence for each.
 
 Inputs are those that A gives, or --input: random numbers of that shape, 0 or 1 for integers. A
 model that does not take a --kwarg runs without it. Further settings, such as the size of a named

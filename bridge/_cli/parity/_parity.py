@@ -40,9 +40,7 @@ def compared(arguments: argparse.Namespace) -> Result:
             raise _target.no_inputs(arguments.a)
         reference, other = _side(a, inputs), _side(b, inputs)
         if arguments.suggest:
-            return Result.of_suggestions(
-                "parity", _suggested(a, reference, b, other, inputs, rules)
-            )
+            return _suggested(a, reference, b, other, inputs, rules)
         if arguments.port:
             other = _ported(reference, other, rules)
         report = parity.check(
@@ -106,13 +104,17 @@ def _ported(a: Any, b: Any, rules: Any) -> Any:
 
 def _suggested(
     a: _target.Sample, reference: Any, b: _target.Sample, other: Any, inputs: Any, rules: Any
-) -> port.Suggestions:
-    """The rules with which `--port` moves the values of A into B."""
+) -> Result:
+    """The rules with which `--port` moves the values of A into B, as Python and as TOML."""
     _check_sides(reference, other)
     linen, native = (a, b) if isinstance(reference, tuple) else (b, a)
     source, target = (side[1] if isinstance(side, tuple) else side for side in (reference, other))
     call = _target.applying(linen)
-    return port.suggest(source, target, *inputs, linen=call, rules=rules, **native.kwargs)
+    found = port.suggest(source, target, *inputs, linen=call, rules=rules, **native.kwargs)
+    shown = [str(found)]
+    if found.rules:
+        shown += ["", "# for --rules:", found.to_toml().rstrip()]
+    return Result("parity-suggestions", json.loads(found.to_json()), shown, found.plan.ok)
 
 
 def _values(inputs: Any) -> tuple[Any, ...]:
