@@ -19,7 +19,7 @@ from flax import nnx
 import bridge
 from bridge import __main__
 from bridge._cli import _command
-from bridge._cli.report import _nodes, _source, _tree
+from bridge._cli.report import _source, _tree
 from bridge._cli.report._observed import observing
 
 from . import mixed_models
@@ -97,7 +97,7 @@ def test_parents_come_before_their_submodules_with_their_depth(report):
         above = [p for p in seen if not p or module["path"].startswith(f"{p}/")]
         assert module["depth"] == len(above)
         seen.append(module["path"])
-    assert [m["name"] for m in modules[:4]] == ["", "layers/0", "Dense_0", "inner"]
+    assert [m["name"] for m in modules[:4]] == ["", "again", "layers/0", "Dense_0"]
 
 
 def test_totals_are_those_of_the_state_and_a_shared_module_counts_once(report):
@@ -287,8 +287,8 @@ def test_the_tree_is_a_pure_function_of_a_concrete_model_too():
     with observing() as observed:
         model.lazy_init(jnp.ones((1, 2)))
     before = jax.tree.map(np.asarray, nnx.state(model, nnx.Param))
-    node = _tree.module_tree(model, observed)
-    assert (node.cls, node.kind, node.own) == (nn.Dense, "wrapped-linen", _nodes.Size(9, 36))
+    (found,) = _tree.modules_of(model, observed)
+    assert (found.cls, found.kind, found.own) == (nn.Dense, "wrapped-linen", _tree.Size(9, 36))
     after = nnx.state(model, nnx.Param)
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
 
@@ -428,9 +428,10 @@ def test_the_text_has_one_line_for_each_module_and_the_shares(capsys):
     shown = run(capsys, "report", f"{TARGETS}:make_mixed").out
     rows = shown.split("\n\n")[0].splitlines()
     assert len(rows) == 1 + len(MIXED)
-    assert rows[2].startswith("  layers/0 ")
-    assert rows[5].startswith("      linear ")
-    assert rows[-1].startswith("  again ")
+    assert rows[2].startswith("  again ")
+    assert rows[3].startswith("  layers/0 ")
+    assert rows[6].startswith("      linear ")
+    assert rows[-1].startswith("  norm ")
     assert "38.9%  56 of 144, 216 B of 568 B" in shown
     assert "46.2%  6 of 13" in shown
 

@@ -63,7 +63,7 @@ OPERATIONS = {
     "eval_shape": lambda: jax.eval_shape(CASE.to_linen.apply, CASE.to_linen_variables, CASE.x),
     "nnx.jit": functools.partial(nnx.jit(call), CASE.to_nnx, CASE.x),
     "jit_partial": functools.partial(bridge.jit_partial(call, CASE.to_nnx), CASE.x),
-    "report": lambda: _report.tree(
+    "report": lambda: _report.modules_in(
         "tests._cli.mixed_models:make_mixed",
         argparse.Namespace(inputs=None, kwargs=[], concrete=False),
     ),

@@ -41,19 +41,23 @@ counterpart), false for one that Flax ships and that has none, and null otherwis
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ._nodes import Node, Size
+from bridge._conversion.neutral import Path
+
 from ._source import counterpart_of, import_path, is_part, source_of
+from ._tree import ModuleEntry, Size, above
 
 
-def document_of(target: str, root: Node) -> dict[str, Any]:
-    """The report on a tree.
+def document_of(target: str, modules: Sequence[ModuleEntry]) -> dict[str, Any]:
+    """The report on the modules of a model.
 
     `target` is what the command line called the model.
     """
+    root = modules[0]
     # Containers (`nnx.List`, `nnx.Dict`) are not modules, and a wrapper and what it wraps are one.
-    are_native = [node.kind.is_native for node in root.walk()]
+    are_native = [module.kind.is_native for module in modules]
     return {
         "target": target,
         "migrated": {
@@ -70,16 +74,16 @@ def document_of(target: str, root: Node) -> dict[str, Any]:
                 "share": sum(are_native) / len(are_native),
             },
         },
-        "modules": _modules(root, (), 0),
-        "notes": notes_of(root),
+        "modules": [*_entries(modules)],
+        "notes": _notes_of(modules),
         "check": None,
     }
 
 
-def notes_of(root: Node) -> list[str]:
+def _notes_of(modules: Sequence[ModuleEntry]) -> list[str]:
     """What keeps the figures from being the whole truth."""
-    empty = ["/".join(node.path) or "the model" for node in root.walk() if node.is_empty]
-    unknown = [node for node in root.walk() if node.cls is None]
+    empty = ["/".join(module.path) or "the model" for module in modules if module.is_empty]
+    unknown = [module for module in modules if module.cls is None]
     notes = []
     if empty:
         notes.append(
@@ -94,31 +98,30 @@ def notes_of(root: Node) -> list[str]:
     return notes
 
 
-def _modules(
-    node: Node, above: tuple[str, ...], depth: int, around: type | None = None
-) -> list[dict[str, Any]]:
-    """The entries of a module and those below; `around` is the counterpart of the layer above."""
-    counterpart = None if node.kind.is_native else counterpart_of(node.cls)
-    if counterpart is False and around is not None and is_part(node.cls):
-        counterpart = around
-    entry = {
-        "path": "/".join(node.path),
-        "name": "/".join(node.path[len(above) :]),
-        "depth": depth,
-        "class": None if node.cls is None else _name(node.cls),
-        "kind": str(node.kind),
-        "own": _size(node.own),
-        "total": _size(node.total),
-        "migrated": node.share,
-        "source": None if node.cls is None else source_of(node.cls)._asdict(),
-        "counterpart": {
-            "exists": counterpart if counterpart is None else bool(counterpart),
-            "name": import_path(counterpart) if isinstance(counterpart, type) else None,
-        },
-    }
-    inner = counterpart if isinstance(counterpart, type) else None
-    below = (_modules(child, node.path, depth + 1, inner) for child in node.children)
-    return [entry, *(row for rows in below for row in rows)]
+def _entries(modules: Sequence[ModuleEntry]) -> Iterator[dict[str, Any]]:
+    counterparts: dict[Path, type | bool | None] = {}
+    for module in modules:
+        around = above(module.path, counterparts)
+        parent = around[-1] if around else ()
+        found = None if module.kind.is_native else counterpart_of(module.cls)
+        if found is False and is_part(module.cls):
+            found = counterparts.get(parent) or False
+        counterparts[module.path] = found
+        yield {
+            "path": "/".join(module.path),
+            "name": "/".join(module.path[len(parent) :]),
+            "depth": len(around),
+            "class": None if module.cls is None else _name(module.cls),
+            "kind": str(module.kind),
+            "own": _size(module.own),
+            "total": _size(module.total),
+            "migrated": module.share,
+            "source": None if module.cls is None else source_of(module.cls)._asdict(),
+            "counterpart": {
+                "exists": found if found is None else bool(found),
+                "name": import_path(found) if isinstance(found, type) else None,
+            },
+        }
 
 
 def _name(cls: type) -> str:

@@ -16,9 +16,8 @@ from bridge._cli._result import Result
 from bridge._html_page import page_of
 
 from ._document import document_of
-from ._nodes import Node
 from ._observed import observing
-from ._tree import module_tree
+from ._tree import ModuleEntry, modules_of
 
 _LABELS = {
     "linen": "Linen",
@@ -47,11 +46,11 @@ def reported(arguments: argparse.Namespace) -> Result:
 
     Raises InputError if TARGET gives no model, or the share for `--min-migrated` is not known.
     """
-    root = tree(arguments.target, arguments)
-    document = document_of(arguments.target, root)
+    modules = modules_in(arguments.target, arguments)
+    document = document_of(arguments.target, modules)
     ok = True
     if arguments.min_migrated is not None:
-        if any(node.is_empty for node in root.walk()):
+        if any(module.is_empty for module in modules):
             raise InputError(
                 arguments.target,
                 document["notes"][0],
@@ -68,20 +67,20 @@ def reported(arguments: argparse.Namespace) -> Result:
     return Result("report", document, _shown(document), ok)
 
 
-def tree(target: str, arguments: argparse.Namespace) -> Node:
-    """Makes the model of a TARGET and looks at it, without allocating anything.
+def modules_in(target: str, arguments: argparse.Namespace) -> list[ModuleEntry]:
+    """Makes the model of a TARGET and looks at its modules, without allocating anything.
 
     With `--concrete` in `arguments`, the model is run with real arrays. Raises InputError if TARGET
     gives no model, or one that only runs with real arrays.
     """
     with _target.opened(target, arguments) as make:
-        made: list[Node] = []
+        made: list[list[ModuleEntry]] = []
 
         def run() -> None:
             with observing() as observed:
                 model, variables = _target.initialised(make(), target)
                 # Inside the trace, because traced values must not leave it.
-                made.append(module_tree(model, observed, variables))
+                made.append(modules_of(model, observed, variables))
 
         try:
             run() if arguments.concrete else jax.eval_shape(run)
