@@ -75,13 +75,10 @@ def new_table(
 
 def byte_text(count: int) -> str:
     """A number of bytes for people: `512 B`, `1.5 KiB`."""
-    size, units = float(count), iter(("KiB", "MiB", "GiB", "TiB", "PiB"))
-    if size < 1024:
+    if count < 1024:
         return f"{count} B"
-    unit = ""
-    while size >= 1024 and (following := next(units, None)):
-        size, unit = size / 1024, following
-    return f"{size:.1f} {unit}"
+    power = min((count.bit_length() - 1) // 10, 5)
+    return f"{count / 1024**power:.1f} {'KMGTP'[power - 1]}iB"
 
 
 def short_shape(shape: Sequence[int] | None) -> str:

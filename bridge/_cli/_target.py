@@ -111,9 +111,9 @@ def opened_name(target: str) -> Iterator[Any]:
     is_file = place.endswith(".py")
     path = pathlib.Path(place).expanduser().resolve()
     before = list(sys.path)
-    sys.path[:0] = [*map(str, _folders(path) if is_file else [pathlib.Path.cwd()])]
+    sys.path[:0] = map(str, [_top(path), path.parent] if is_file else [pathlib.Path.cwd()])
     try:
-        yield _named(_module_of_file(place) if is_file else _module_of_name(place), name, target)
+        yield _named(_module_of_file(path) if is_file else _module_of_name(place), name, target)
     finally:
         sys.path[:] = before
 
@@ -194,49 +194,32 @@ def _sample_of(made: Any, target: str) -> Sample:
     return Sample(**fields)
 
 
-def _module_of_file(place: str) -> Any:
-    path = pathlib.Path(place).expanduser().resolve()
+def _module_of_file(path: pathlib.Path) -> Any:
     if not path.is_file():
-        raise InputError("TARGET", f"no file {place}", _FORM, "check the path")
-    if (package := _package_of(path)) is not None:
-        # It may import its neighbours relatively, and they it by its whole name.
-        is_package = path.stem == "__init__"
-        return importlib.import_module(package if is_package else f"{package}.{path.stem}")
-    name = path.stem
-    there = sys.modules.get(name)
-    if there is not None:
-        if getattr(there, "__file__", None) == str(path):
-            return there
-        # A user's file such as `jax.py` must not hide a loaded module.
-        name = f"_bridge_target_{name}"
-    spec = importlib.util.spec_from_file_location(name, path)
+        raise InputError("TARGET", f"no file {path}", _FORM, "check the path")
+    top = _top(path)
+    names = path.relative_to(top).with_suffix("").parts
+    name = ".".join(names[:-1] if names[-1] == "__init__" else names)
+    there = getattr(sys.modules.get(names[0]), "__file__", None)
+    own = (top / f"{names[0]}.py", top / names[0] / "__init__.py")
+    if names[0] not in sys.modules or (there and pathlib.Path(there).resolve() in own):
+        # A file of a package may import its neighbours relatively, and they it by its whole name.
+        return importlib.import_module(name)
+    # A user's file such as `jax.py` must not hide a loaded module.
+    spec = importlib.util.spec_from_file_location(f"_bridge_target_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise InputError("TARGET", place, "a Python file", "check the path")
+        raise InputError("TARGET", str(path), "a Python file", "check the path")
     module = importlib.util.module_from_spec(spec)
     # Linen and dataclasses look up the module that a class was defined in.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
     return module
 
 
-def _folders(path: pathlib.Path) -> list[pathlib.Path]:
-    """The folders that a file's imports are looked for in: of its package, and its own."""
+def _top(path: pathlib.Path) -> pathlib.Path:
+    """The folder that holds a file, or the outermost package that it is in."""
     inside = itertools.takewhile(lambda each: (each / "__init__.py").is_file(), path.parents)
-    return list(dict.fromkeys([path.parents[len(list(inside))], path.parent]))
-
-
-def _package_of(path: pathlib.Path) -> str | None:
-    """The package that a file is in, None if there is none, or another one of that name."""
-    top = _folders(path)[0]
-    name = ".".join(path.parent.relative_to(top).parts)
-    there = sys.modules.get(name.partition(".")[0])
-    folders = [pathlib.Path(each).resolve() for each in getattr(there, "__path__", ())]
-    is_other = there is not None and top / name.partition(".")[0] not in folders
-    return None if not name or is_other else name
+    return path.parents[len(list(inside))]
 
 
 def _module_of_name(place: str) -> Any:

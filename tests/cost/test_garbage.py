@@ -65,7 +65,7 @@ OPERATIONS = {
     "jit_partial": functools.partial(bridge.jit_partial(call, CASE.to_nnx), CASE.x),
     "report": lambda: _report.modules_in(
         "tests._cli.mixed_models:make_mixed",
-        argparse.Namespace(inputs=None, kwargs=[], concrete=False),
+        argparse.Namespace(inputs=None, kwargs=[]),
     ),
 }
 

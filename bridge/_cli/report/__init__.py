@@ -20,7 +20,7 @@ class that is called without arguments (an argument rngs is passed) and gives
   - {"model": module, "inputs": (...), "kwargs": {...}, "method": "name"}.
 A Linen module makes its submodules when it sees inputs, so it needs sample inputs; so does a ToNNX
 unless the function has called bridge.lazy_init. Everything runs under jax.eval_shape: no array is
-allocated and no forward pass computed.
+allocated and no forward pass computed, unless TARGET asks for the values of arrays.
 """
 
 _EPILOG = """\
@@ -59,11 +59,6 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         type=_command.SHARE,
         metavar="SHARE",
         help="exit with 1 if a smaller share of the parameters, from 0 to 1, is in NNX modules",
-    )
-    parser.add_argument(
-        "--concrete",
-        action="store_true",
-        help="run TARGET with real arrays, for one that needs their values",
     )
 
 

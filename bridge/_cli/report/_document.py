@@ -41,6 +41,7 @@ counterpart), false for one that Flax ships and that has none, and null otherwis
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -99,6 +100,7 @@ def _notes_of(modules: Sequence[ModuleEntry]) -> list[str]:
 
 
 def _entries(modules: Sequence[ModuleEntry]) -> Iterator[dict[str, Any]]:
+    directory = pathlib.Path.cwd()
     counterparts: dict[Path, type | bool | None] = {}
     for module in modules:
         around = above(module.path, counterparts)
@@ -116,7 +118,7 @@ def _entries(modules: Sequence[ModuleEntry]) -> Iterator[dict[str, Any]]:
             "own": _size(module.own),
             "total": _size(module.total),
             "migrated": module.share,
-            "source": None if module.cls is None else source_of(module.cls)._asdict(),
+            "source": None if module.cls is None else source_of(module.cls, directory)._asdict(),
             "counterpart": {
                 "exists": found if found is None else bool(found),
                 "name": import_path(found) if isinstance(found, type) else None,

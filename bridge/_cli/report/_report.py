@@ -70,8 +70,8 @@ def reported(arguments: argparse.Namespace) -> Result:
 def modules_in(target: str, arguments: argparse.Namespace) -> list[ModuleEntry]:
     """Makes the model of a TARGET and looks at its modules, without allocating anything.
 
-    With `--concrete` in `arguments`, the model is run with real arrays. Raises InputError if TARGET
-    gives no model, or one that only runs with real arrays.
+    A model that asks for the values of arrays is made again, with real ones. Raises InputError if
+    TARGET gives no model.
     """
     with _target.opened(target, arguments) as make:
         made: list[list[ModuleEntry]] = []
@@ -83,14 +83,9 @@ def modules_in(target: str, arguments: argparse.Namespace) -> list[ModuleEntry]:
                 made.append(modules_of(model, observed, variables))
 
         try:
-            run() if arguments.concrete else jax.eval_shape(run)
-        except jax.errors.JAXTypeError as error:
-            raise InputError(
-                target,
-                f"{type(error).__name__}: {str(error).splitlines()[0]}",
-                "something that runs without the values of arrays, as under jax.eval_shape",
-                "pass --concrete to run it with real arrays",
-            ) from error
+            jax.eval_shape(run)
+        except jax.errors.JAXTypeError:
+            run()
         return made[0]
 
 

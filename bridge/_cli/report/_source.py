@@ -21,19 +21,14 @@ class ClassSource(NamedTuple):
 
     Attributes:
         import_path: what to import it by, such as `flax.linen.Dense`.
-        file: its file relative to the current directory, None if it is not below that or belongs
-            to an installed package.
+        file: its file relative to a directory, None if it is not below that or belongs to an
+            installed package.
         line: the line of `class` in it, None with `file`.
     """
 
     import_path: str
     file: str | None = None
     line: int | None = None
-
-
-def source_of(cls: type) -> ClassSource:
-    """Where a class is defined."""
-    return _source_of(cls, pathlib.Path.cwd())
 
 
 def counterpart_of(cls: type | None) -> type | bool | None:
@@ -67,7 +62,8 @@ def _is_flax_linen(cls: type) -> bool:
 
 
 @functools.cache
-def _source_of(cls: type, directory: pathlib.Path) -> ClassSource:
+def source_of(cls: type, directory: pathlib.Path) -> ClassSource:
+    """Where a class is defined, with a file below `directory`."""
     try:
         file = pathlib.Path(inspect.getfile(cls)).resolve().relative_to(directory)
         line = inspect.getsourcelines(cls)[1]
