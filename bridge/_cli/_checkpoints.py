@@ -8,13 +8,12 @@ from collections.abc import Collection
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 import registry
 from bridge import checkpoint, linen_to_nnx
 from bridge._conversion import linen_leaves
-from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest, place
+from bridge._conversion.neutral import Neutral, Path, nest, place
 from bridge._errors import path_text
 from bridge.checkpoint import Layout, LeafLayout, _renaming
 
@@ -70,19 +69,26 @@ class CheckpointContents:
         by_path = {_renaming.nnx_keys(path): leaf.value for (_, path), leaf in leaves.items()}
         return nnx.State(nest(by_path))
 
-    def by_path(self) -> dict[Path, Leaf]:
-        """The leaves where NNX has them, keys as text: the collections are gone."""
-        leaves = self.by_address()
-        if not self.has_collections:
-            return {path: leaf for (_, path), leaf in leaves.items()}
-        return {path: leaves[address] for address, (path, _) in place(leaves).items()}
+    def values(self, *, by_collection: bool) -> dict[Path, Any]:
+        """The values by path as text, which begins with the collection if `by_collection`.
 
-    def by_address(self) -> dict[Address, Leaf]:
-        """The leaves by collection and path, keys as text."""
-        return {
-            (collection, tuple(map(str, path))): leaf
+        Without, they are where NNX has them. Those of a tuple are each under its number.
+        """
+        leaves = {
+            (collection, tuple(map(str, path))): leaf.value
             for (collection, path), leaf in self.leaves.items()
             if not leaf.is_empty
+        }
+        if by_collection:
+            paths = {address: (address[0], *address[1]) for address in leaves}
+        elif self.has_collections:
+            paths = {address: path for address, (path, _) in place(leaves).items()}
+        else:
+            paths = {address: address[1] for address in leaves}
+        return {
+            path if part is leaves[address] else (*path, str(number)): part
+            for address, path in paths.items()
+            for number, part in enumerate(jax.tree.leaves(leaves[address]))
         }
 
 
@@ -97,7 +103,10 @@ def read(path: str, within: tuple[str, ...] = (), given: str | None = None) -> C
         variables = checkpoint.restore(path, within=within, layout=given)
         return CheckpointContents(layout, linen_leaves.from_variables(variables))
     # Restoring takes a target where there are no collections; leaves are matched only by path.
-    like = {leaf.path: _abstract(leaf.dtype, leaf.shape or ()) for leaf in layout.leaves}
+    like = {
+        leaf.path: jax.ShapeDtypeStruct(leaf.shape or (), leaf.dtype or "float32")
+        for leaf in layout.leaves
+    }
     target = {"params": nest(like)}
     restored = linen_leaves.from_variables(
         checkpoint.restore(path, target, within=within, layout=given)
@@ -137,7 +146,3 @@ def _without_value(paths: Collection[Path]) -> dict[Path, Path]:
     """The paths of an NNX state; orbax writes each Variable of a State as a mapping."""
     are_mappings = all(len(path) > 1 and path[-1] == "value" for path in paths)
     return {path: path[:-1] if are_mappings else path for path in paths}
-
-
-def _abstract(dtype: str | None, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, np.dtype("float32") if dtype is None else dtype)

@@ -39,8 +39,9 @@ from bridge._nnx_in_linen.constructor import takes_rngs
 
 from ._input_errors import InputError
 
-# The types of what a dict may have besides the model.
+# The types of what a dict may have.
 _FIELDS: dict[str, Any] = {
+    "model": nnx.Module | nn.Module,
     "inputs": tuple | list,
     "kwargs": Mapping,
     "method": str | None,
@@ -149,9 +150,8 @@ def applying(sample: Sample) -> Callable[..., Any]:
 
     def apply(variables: Any, *inputs: Any) -> Any:
         # Every stream that is not given is drawn from `params`.
-        rngs = {"params": jax.random.key(0)}
+        call = {"rngs": {"params": jax.random.key(0)}, "mutable": True, "method": sample.function}
         module: Any = sample.model
-        call = {"rngs": rngs, "mutable": True, "method": sample.function}
         return module.apply(variables, *inputs, **call, **sample.kwargs)
 
     return apply
@@ -164,34 +164,23 @@ def no_inputs(target: str) -> InputError:
 
 def _sample_of(made: Any, target: str) -> Sample:
     """The documented forms of what a TARGET gives, as one."""
-    fields: dict[str, Any] = {"model": made}
     if isinstance(made, tuple) and made:
-        fields = {"model": made[0], "inputs": made[1:]}
-    elif isinstance(made, Mapping) and "model" in made:
-        fields = dict(made)
-        wrong = [repr(key) for key in fields if key != "model" and key not in _FIELDS]
-        wrong += [
-            f"{shown(fields[key])} as {key!r}"
-            for key, kinds in _FIELDS.items()
-            if key in fields and not isinstance(fields[key], kinds)
-        ]
-        if wrong:
-            raise InputError(
-                target,
-                f"a dict with {', '.join(wrong)}",
-                "the keys 'model', 'inputs' (a tuple), 'kwargs' (a dict), 'method' (a name) and"
-                " 'variables' (a dict), all but the first optional",
-                "correct the dict",
-            )
-        fields["inputs"] = tuple(fields.get("inputs", ()))
-    if not isinstance(fields["model"], nnx.Module | nn.Module):
+        made = {"model": made[0], "inputs": made[1:]}
+    fields = dict(made) if isinstance(made, Mapping) and "model" in made else {"model": made}
+    wrong = [
+        f"{shown(value)} as {key!r}"
+        for key, value in fields.items()
+        if not isinstance(value, _FIELDS.get(key, ()))
+    ]
+    if wrong:
         raise InputError(
             target,
-            shown(fields["model"]),
-            "an NNX module, a Linen module, (module, *inputs) or a dict with the key 'model'",
+            ", ".join(wrong),
+            "an NNX or Linen module, (module, *inputs), or a dict with the keys 'model', 'inputs'"
+            " (a tuple), 'kwargs' (a dict), 'method' (a name) and 'variables' (a dict)",
             "return one of them",
         )
-    return Sample(**fields)
+    return Sample(**{**fields, "inputs": tuple(fields.get("inputs", ()))})
 
 
 def _module_of_file(path: pathlib.Path) -> Any:

@@ -98,7 +98,7 @@ def test_a_message_points_at_the_line_of_the_program_and_not_at_flax(capsys, pro
 def test_what_a_dict_has_in_the_wrong_form_is_told_all_at_once(capsys, programs):
     outcome = run(capsys, "report", "exiting_program.py:odd")
     assert outcome.code == 2
-    wrong = ("'input', ", "as 'inputs'", "3 of type int as 'kwargs'", "4 of type int as 'method'")
+    wrong = ("as 'input'", "as 'inputs'", "3 of type int as 'kwargs'", "4 of type int as 'method'")
     assert [text for text in wrong if text not in outcome.err] == []
 
 

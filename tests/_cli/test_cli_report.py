@@ -76,9 +76,9 @@ def test_the_tree_crosses_every_boundary_and_counts_what_each_module_owns(report
 @pytest.mark.parametrize(
     ("made", "text"),
     [
-        ("jnp.ones((30, 4))", "… of type ArrayImpl, expected"),
-        ("np.ones((30, 4))", "… of type ndarray, expected"),
-        ("{'x': np.ones((30, 4))}", "… of type dict, expected"),
+        ("jnp.ones((30, 4))", "… of type ArrayImpl as 'model', expected"),
+        ("np.ones((30, 4))", "… of type ndarray as 'model', expected"),
+        ("{'x': np.ones((30, 4))}", "… of type dict as 'model', expected"),
     ],
 )
 def test_what_is_no_model_is_named_in_one_line(capsys, tmp_path, made, text):
@@ -325,7 +325,7 @@ def test_parameters_that_are_not_known_cannot_pass_a_check(capsys):
         ([f"{TARGETS}:absent"], "no name 'absent'"),
         ([f"{TARGETS}:make_nothing"], "3 of type int"),
         ([f"{TARGETS}:make_error"], "ZeroDivisionError: asked to fail"),
-        ([f"{TARGETS}:make_unknown_key"], "a dict with 'inputz', JitTracer"),
+        ([f"{TARGETS}:make_unknown_key"], "as 'inputz', JitTracer"),
         ([f"{TARGETS}:Scanned"], "pass --input 1,28,28,1"),
         ([f"{TARGETS}:Scanned", "--input", "2,4", "--kwarg", "y=1"], "1 sample inputs and y (got"),
         ([f"{TARGETS}:Scanned", "--input", "2,x"], "x is not a whole number from 0 on"),

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 from flax import nnx
 
@@ -37,10 +36,13 @@ def compared(arguments: argparse.Namespace) -> Result:
         _checkpoints.read(arguments.a, arguments.a_within or arguments.within, arguments.a_layout),
         _checkpoints.read(arguments.b, arguments.b_within or arguments.within, arguments.b_layout),
     ]
+    if not arguments.rngs:
+        contents = [each.without_rngs() for each in contents]
     if rules is not None or arguments.model:
         a, b = _in_one_layout(contents, rules, arguments)
     else:
-        a, b = _by_one_path(contents, rngs=arguments.rngs)
+        both = all(each.has_collections for each in contents)
+        a, b = (each.values(by_collection=both) for each in contents)
     a, b = _as_in(b, a), _as_in(a, b)
     tolerance = Tolerance(arguments.rtol, arguments.atol)
     every = [
@@ -51,11 +53,11 @@ def compared(arguments: argparse.Namespace) -> Result:
     sides = {
         side: {
             "checkpoint": path,
-            "layout": content.layout.layout,
-            "format": content.layout.format,
-            "extra": [*_checkpoints.beside(content.layout)],
+            "layout": each.layout.layout,
+            "format": each.layout.format,
+            "extra": [*_checkpoints.beside(each.layout)],
         }
-        for side, path, content in zip("ab", (arguments.a, arguments.b), contents, strict=True)
+        for side, path, each in zip("ab", (arguments.a, arguments.b), contents, strict=True)
     }
     document = {
         "same": not differences,
@@ -88,32 +90,8 @@ def _in_one_layout(
     state = nnx.to_flat_state(_conversion.applied(plan))
     converted = {tuple(map(str, path)): leaf.get_raw_value() for path, leaf in state}
     return tuple(
-        converted if content.is_linen else _values(content.without_rngs().by_path())
-        for content in contents
+        converted if each.is_linen else each.values(by_collection=False) for each in contents
     )
-
-
-def _by_one_path(contents: Sequence[CheckpointContents], *, rngs: bool) -> tuple[Values, ...]:
-    """The values of both checkpoints by one path, which means the same in both."""
-    both = [content if rngs else content.without_rngs() for content in contents]
-    if all(content.has_collections for content in both):
-        return tuple(
-            _values({(collection, *path): leaf for (collection, path), leaf in each.items()})
-            for each in (content.by_address() for content in both)
-        )
-    return tuple(_values(content.by_path()) for content in both)
-
-
-def _values(leaves: Mapping[Path, Any]) -> Values:
-    """The value of each leaf; those of a tuple, as `sow` makes them, each under its number."""
-    values: Values = {}
-    for path, leaf in leaves.items():
-        parts = jax.tree.leaves(leaf.value)
-        if len(parts) == 1 and parts[0] is leaf.value:
-            values[path] = leaf.value
-        else:
-            values |= {(*path, str(n)): part for n, part in enumerate(parts)}
-    return values
 
 
 def _as_in(others: Values, values: Values) -> Values:

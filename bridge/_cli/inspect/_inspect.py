@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def inspected(arguments: argparse.Namespace) -> Result:
         "written_by": layout.written_by,
         "extra": [*_checkpoints.beside(layout)],
         "collections": [
-            {"name": name, **_sum(leaf for leaf in leaves if leaf["collection"] == name)}
+            {"name": name, **_sum([leaf for leaf in leaves if leaf["collection"] == name])}
             for name in names
         ],
         "total": _sum(leaves),
@@ -84,8 +84,7 @@ def _item_bytes(dtype: str | None) -> int | None:
         return None
 
 
-def _sum(leaves: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    leaves = list(leaves)
+def _sum(leaves: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {
         "leaves": len(leaves),
         "elements": sum(math.prod(leaf["shape"]) for leaf in leaves if leaf["shape"] is not None),
