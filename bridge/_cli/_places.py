@@ -19,11 +19,12 @@ def user_place(error: BaseException) -> str | None:
     no code of the program was running.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_users(frame.filename)]
+    own = [frame for frame in frames if is_of_user(frame.filename)]
     return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
 
 
-def _is_users(filename: str) -> bool:
+def is_of_user(filename: str) -> bool:
+    """Whether a file of Python belongs to the user's program, and not to an installed package."""
     if filename.startswith("<"):
         return False
     path = pathlib.Path(filename).resolve()

@@ -559,7 +559,7 @@ def test_inspect_verifies_every_array(capsys, made, tmp_path):
     text = run(capsys, "inspect", path, "--verify").out
     assert "verified: all 6 arrays" in text
     document = run(capsys, "inspect", path, "--verify", "--json").document
-    assert (document["verified"], document["damaged"]) == (6, [])
+    assert document["verified"] == 6
     notes = path / "bridge" / "metadata"
     content = json.loads(notes.read_text())
     # As if the file of one array had changed.
@@ -569,10 +569,8 @@ def test_inspect_verifies_every_array(capsys, made, tmp_path):
     content["digest"] = _notes._digest(content)
     notes.write_text(json.dumps(content))
     outcome = run(capsys, "inspect", path, "--verify", "--json")
-    assert outcome.code == 1
-    assert [entry["path"] for entry in outcome.document["damaged"]] == ["params/layers_0/kernel"]
-    outcome = run(capsys, "inspect", path, "--verify")
-    assert (outcome.code, "params/layers_0/kernel" in outcome.out) == (1, True)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "  - params/layers_0/kernel: its digest is" in outcome.err
     assert run(capsys, "inspect", path).code == 0
 
 

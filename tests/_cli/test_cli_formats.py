@@ -200,8 +200,8 @@ def test_a_damaged_index_is_told_by_inspect_too_and_its_reason_once(capsys, plac
     outcome = run(capsys, "inspect", "model")
     assert (outcome.code, outcome.out) == (2, "")
     assert f"arrays cannot be read from {place / 'model' / 'variables'}" in outcome.err
-    outcome = run(capsys, "inspect", "model", "--verify", "--json")
-    assert (outcome.code, len(outcome.document["damaged"])) == (1, 4)
+    outcome = run(capsys, "inspect", "model", "--verify")
+    assert (outcome.code, "  - 4 leaves (" in outcome.err) == (2, True)
     with pytest.raises(checkpoint.CheckpointError) as caught:
         checkpoint.restore(place / "model")
     paths = [f"params/Dense_{n}/{name}" for n in range(2) for name in ("kernel", "bias")]

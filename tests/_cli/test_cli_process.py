@@ -201,7 +201,8 @@ def test_a_damaged_file_is_found_by_inspect_and_named_without_a_traceback(worksp
         content[len(content) // 2] ^= 1
         file.write_bytes(content)
     outcome = start_new("inspect", tmp_path / "damaged", "--verify", env=QUIET)
-    assert outcome.code == 1, outcome
+    assert outcome.code == 2, outcome
+    assert "damage was found" in outcome.err
     for file in files:
         file.write_bytes(b"")
     outcome = start_new("diff", tmp_path / "damaged", tmp_path / "damaged", env=QUIET)

@@ -29,9 +29,8 @@ flax.training.checkpoints; an item of the step may follow, as in manager/latest/
 
 _EPILOG = """\
 exit codes:
-  0  the checkpoint was read
-  1  arrays are damaged (--verify)
-  2  wrong usage, or there is no checkpoint that can be read
+  0  the checkpoint was read, and with --verify no array is damaged
+  2  wrong usage, no checkpoint that can be read, or arrays are damaged (--verify)
 
 examples:
   python -m bridge inspect checkpoints/model
@@ -46,8 +45,8 @@ The JSON document is {"schema": "linen-nnx-bridge/checkpoint", "version": 1, "ch
 "total": likewise without the name,
 "leaves": [{"collection": str | null, "path": str, "shape": [int] | null, "dtype": str | null,
 "bytes": int | null, "box": str | null}],
-"verified": int | null, "damaged": [{"path": str, "reason": str}]}; "verified" is the number of
-arrays that have their digests, null without --verify and if any is damaged.
+"verified": int | null}; the last is the number of arrays that have their digests, null without
+--verify.
 """
 
 

@@ -13,7 +13,6 @@ from bridge import checkpoint
 from bridge._cli import _checkpoints
 from bridge._cli._output import byte_text, new_table, short_shape
 from bridge._cli._result import Result
-from bridge._errors import by_reason
 from bridge.checkpoint import LeafLayout
 from bridge.checkpoint._source import Source, read_from
 
@@ -24,14 +23,12 @@ _COUNTS = ("leaves", "elements")
 def inspected(arguments: argparse.Namespace) -> Result:
     """Tells what a checkpoint holds.
 
-    Raises CheckpointError if it cannot be read.
+    Raises CheckpointError if it cannot be read, or if arrays are damaged, with `--verify`.
     """
     path = arguments.checkpoint
     layout = checkpoint.layout(path, within=arguments.within, layout=arguments.layout)
-    verified, damaged = None, ()
-    if arguments.verify:
-        verified, damaged = _verify(path)
-    elif layout.layout == "bridge":
+    verified = checkpoint.verify(path) if arguments.verify else None
+    if layout.layout == "bridge":
         # Nothing in the list of leaves shows that the arrays cannot be opened.
         read_from(path, Source.check_arrays)
     leaves = [*map(_leaf, _checkpoints.listed(layout))]
@@ -49,19 +46,8 @@ def inspected(arguments: argparse.Namespace) -> Result:
         "total": _sum(leaves),
         "leaves": leaves,
         "verified": verified,
-        "damaged": [{"path": path, "reason": reason} for path, reason in damaged],
     }
-    return Result("checkpoint", document, _shown(document), not damaged)
-
-
-def _verify(path: str) -> tuple[int | None, tuple[tuple[str, str], ...]]:
-    """How many arrays are what was saved, and which are not."""
-    try:
-        return checkpoint.verify(path), ()
-    except checkpoint.CheckpointError as error:
-        if not error.unreadable:
-            raise
-        return None, error.unreadable
+    return Result("checkpoint", document, _shown(document))
 
 
 def _leaf(leaf: LeafLayout) -> dict[str, Any]:
@@ -115,11 +101,7 @@ def _shown(document: Mapping[str, Any]) -> Iterator[Any]:
     if document["extra"]:
         yield ""
         yield f"beside the model: {', '.join(document['extra'])}"
-    if document["damaged"]:
-        yield ""
-        damaged = by_reason((each["path"], each["reason"]) for each in document["damaged"])
-        yield new_table(("damaged", "what was found"), damaged)
-    elif document["verified"] is not None:
+    if document["verified"] is not None:
         yield ""
         yield f"verified: all {document['verified']:,} arrays have the digests they were saved with"
 

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from flax import linen as nn
 
+from bridge._cli._places import is_of_user
 from bridge._layers.table import layer_of_linen
 
 _PUBLIC = ("flax.linen", "flax.nnx")
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 class ClassSource(NamedTuple):
@@ -65,10 +65,11 @@ def _is_flax_linen(cls: type) -> bool:
 def source_of(cls: type, directory: pathlib.Path) -> ClassSource:
     """Where a class is defined, with a file below `directory`."""
     try:
-        file = pathlib.Path(inspect.getfile(cls)).resolve().relative_to(directory)
-        line = inspect.getsourcelines(cls)[1]
+        file = pathlib.Path(inspect.getfile(cls)).resolve()
+        if is_of_user(str(file)):
+            line = inspect.getsourcelines(cls)[1]
+            return ClassSource(import_path(cls), file.relative_to(directory).as_posix(), line)
     except (OSError, TypeError, ValueError):
-        return ClassSource(import_path(cls))
-    if any(part in _INSTALLED for part in file.parts):
-        return ClassSource(import_path(cls))
-    return ClassSource(import_path(cls), file.as_posix(), line)
+        # Without a file, as in a notebook, or outside of the directory.
+        pass
+    return ClassSource(import_path(cls))
