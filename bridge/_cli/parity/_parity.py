@@ -39,6 +39,14 @@ def compared(arguments: argparse.Namespace) -> Result:
         if not inputs and not a.kwargs:
             raise _target.no_inputs(arguments.a)
         reference, other = _side(a, inputs), _side(b, inputs)
+        is_moved = arguments.suggest or arguments.port
+        if is_moved and isinstance(reference, tuple) == isinstance(other, tuple):
+            raise InputError(
+                "--port",
+                "two models of one library",
+                "a Linen model and an NNX model",
+                "let TARGETs return models with the same values",
+            )
         if arguments.suggest:
             return _suggested(a, reference, b, other, inputs, rules)
         if arguments.port:
@@ -84,19 +92,8 @@ def _side(sample: _target.Sample, inputs: Any) -> Any:
     return sample.model, sample.model.init(key, *inputs, method=sample.function, **sample.kwargs)
 
 
-def _check_sides(a: Any, b: Any) -> None:
-    if isinstance(a, tuple) == isinstance(b, tuple):
-        raise InputError(
-            "--port",
-            "two models of one library",
-            "a Linen model and an NNX model",
-            "let TARGETs return models with the same values",
-        )
-
-
 def _ported(a: Any, b: Any, rules: Any) -> Any:
     """B with the values of A."""
-    _check_sides(a, b)
     moved = port.plan(a[1], b, rules) if isinstance(a, tuple) else port.plan(a, b[1], rules)
     made = moved.apply()
     return made if isinstance(made, nnx.Module) else (b[0], made)
@@ -106,7 +103,6 @@ def _suggested(
     a: _target.Sample, reference: Any, b: _target.Sample, other: Any, inputs: Any, rules: Any
 ) -> Result:
     """The rules with which `--port` moves the values of A into B, as Python and as TOML."""
-    _check_sides(reference, other)
     linen, native = (a, b) if isinstance(reference, tuple) else (b, a)
     source, target = (side[1] if isinstance(side, tuple) else side for side in (reference, other))
     call = _target.applying(linen)

@@ -118,7 +118,7 @@ def _entries(modules: Sequence[ModuleEntry]) -> Iterator[dict[str, Any]]:
             "own": _size(module.own),
             "total": _size(module.total),
             "migrated": module.share,
-            "source": None if module.cls is None else source_of(module.cls, directory)._asdict(),
+            "source": None if module.cls is None else source_of(module.cls, directory),
             "counterpart": {
                 "exists": found if found is None else bool(found),
                 "name": import_path(found) if isinstance(found, type) else None,

@@ -6,7 +6,7 @@ import functools
 import inspect
 import pathlib
 import sys
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from flax import linen as nn
 
@@ -14,21 +14,6 @@ from bridge._cli._places import is_of_user
 from bridge._layers.table import layer_of_linen
 
 _PUBLIC = ("flax.linen", "flax.nnx")
-
-
-class ClassSource(NamedTuple):
-    """Where a class is.
-
-    Attributes:
-        import_path: what to import it by, such as `flax.linen.Dense`.
-        file: its file relative to a directory, None if it is not below that or belongs to an
-            installed package.
-        line: the line of `class` in it, None with `file`.
-    """
-
-    import_path: str
-    file: str | None = None
-    line: int | None = None
 
 
 def counterpart_of(cls: type | None) -> type | bool | None:
@@ -62,14 +47,15 @@ def _is_flax_linen(cls: type) -> bool:
 
 
 @functools.cache
-def source_of(cls: type, directory: pathlib.Path) -> ClassSource:
-    """Where a class is defined, with a file below `directory`."""
+def source_of(cls: type, directory: pathlib.Path) -> Mapping[str, str | int | None]:
+    """What to import a class by; if its file is the user's and below `directory`, file and line."""
+    place = {"import_path": import_path(cls), "file": None, "line": None}
     try:
         file = pathlib.Path(inspect.getfile(cls)).resolve()
         if is_of_user(str(file)):
             line = inspect.getsourcelines(cls)[1]
-            return ClassSource(import_path(cls), file.relative_to(directory).as_posix(), line)
+            return {**place, "file": file.relative_to(directory).as_posix(), "line": line}
     except (OSError, TypeError, ValueError):
         # Without a file, as in a notebook, or outside of the directory.
         pass
-    return ClassSource(import_path(cls))
+    return place

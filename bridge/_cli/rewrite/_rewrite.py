@@ -73,11 +73,10 @@ def _discovered(arguments: argparse.Namespace) -> contextlib.AbstractContextMana
     if arguments.inputs is not None or arguments.kwargs:
         expected = "the inputs of the command"
         raise InputError("--discover", "--input or --kwarg too", expected, "leave them out")
-    allow_failure = arguments.allow_failure
     return discovered(
         arguments.target,
         pathlib.Path.cwd(),
-        allow_failure=allow_failure,
+        allow_failure=arguments.allow_failure,
         on_progress=arguments.tell,
     )
 
