@@ -77,25 +77,20 @@ class Sample:
 
 
 @contextlib.contextmanager
-def opened(
-    target: str, arguments: argparse.Namespace, *, is_one_of_two: bool = False
-) -> Iterator[Callable[[], Sample]]:
+def opened(target: str, arguments: argparse.Namespace) -> Iterator[Callable[[], Sample]]:
     """What a TARGET names, as a function that makes it.
 
     Inside of the block the modules beside the file (or in the current directory) can be imported,
     as for a script. The `--input` of `arguments` replaces the model's own inputs, and its `--kwarg`
-    is added to the model's own. With `is_one_of_two`, `--kwarg` may be meant for another model, if
-    this one's call does not take it. Raises InputError if there is no such file, module or name.
+    is added to the model's own. Raises InputError if there is no such file, module or name.
     """
     with opened_name(target) as found:
 
         def make() -> Sample:
             sample = _sample_of(_made(found), target)
-            kwargs = dict(arguments.kwargs)
-            if is_one_of_two:
-                kwargs = {k: v for k, v in kwargs.items() if _takes(sample.function, k)}
+            kwargs = {**sample.kwargs, **dict(arguments.kwargs)}
             inputs = sample.inputs if arguments.inputs is None else tuple(arguments.inputs)
-            return dataclasses.replace(sample, inputs=inputs, kwargs={**sample.kwargs, **kwargs})
+            return dataclasses.replace(sample, inputs=inputs, kwargs=kwargs)
 
         yield make
 
@@ -244,12 +239,6 @@ def _needs_rngs(function: Callable[..., Any]) -> bool:
         return takes_rngs(function)
     parameter = inspect.signature(function).parameters.get("rngs")
     return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes a keyword argument."""
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _check_inputs(sample: Sample, args: Any, target: str) -> None:

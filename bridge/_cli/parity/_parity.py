@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import inspect
 import json
+from collections.abc import Set
 from typing import Any
 
 import jax
@@ -30,11 +33,14 @@ def compared(arguments: argparse.Namespace) -> Result:
     """
     rules = _rules_file.load(arguments.rules)
     with (
-        _target.opened(arguments.a, arguments, is_one_of_two=True) as make_a,
-        _target.opened(arguments.b, arguments, is_one_of_two=True) as make_b,
+        _target.opened(arguments.a, arguments) as make_a,
+        _target.opened(arguments.b, arguments) as make_b,
     ):
-        a, b = make_a(), make_b()
-        _check_kwargs(arguments, a, b)
+        given = dict(arguments.kwargs).keys()
+        a, b = _fitting(make_a(), given), _fitting(make_b(), given)
+        if unknown := given - {**a.kwargs, **b.kwargs}.keys():
+            known = "arguments that one of the models takes"
+            raise InputError("--kwarg", ", ".join(sorted(unknown)), known, "correct it")
         inputs = _values(a.inputs or b.inputs)
         if not inputs and not a.kwargs:
             raise _target.no_inputs(arguments.a)
@@ -74,12 +80,14 @@ def compared(arguments: argparse.Namespace) -> Result:
     return Result("parity", json.loads(report.to_json()), shown, report.ok)
 
 
-def _check_kwargs(arguments: argparse.Namespace, a: _target.Sample, b: _target.Sample) -> None:
-    unknown = [name for name, _ in arguments.kwargs if name not in {**a.kwargs, **b.kwargs}]
-    if unknown:
-        raise InputError(
-            "--kwarg", ", ".join(unknown), "arguments that one of the models takes", "correct it"
-        )
+def _fitting(sample: _target.Sample, given: Set[str]) -> _target.Sample:
+    """A model without those `--kwarg` that only the other one takes."""
+    parameters = inspect.signature(sample.function).parameters
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return sample
+    refused = given - parameters.keys()
+    kwargs = {name: value for name, value in sample.kwargs.items() if name not in refused}
+    return dataclasses.replace(sample, kwargs=kwargs)
 
 
 def _side(sample: _target.Sample, inputs: Any) -> Any:
