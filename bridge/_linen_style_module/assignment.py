@@ -28,7 +28,7 @@ from .attributes import (
     set_name,
 )
 from .containers import items_within, mapped
-from .of_call import is_of_call, note_fields
+from .of_call import check_fields, is_of_call
 from .submodules import is_lazy, is_mode, own, place_submodule, refer, set_modes, wrapped
 from .variables import Unclaimed
 
@@ -66,15 +66,12 @@ def _repeat(record: ModuleInCall, name: str, value: object) -> None:
     """Takes what belongs to the call of a value that `setup` has assigned before."""
     for suffix, item in items_within(value):
         key = f"{name}{suffix}"
-        if not _is_part(item):
-            if is_of_call(item):
-                record.made[key] = item
-        elif (
-            is_lazy(item)
-            and is_lazy(attributes_of(record.module).get(key))
-            and _name_of(record.module, item) is None
-        ):
-            place_submodule(record, key, item)
+        held = attributes_of(record.module).get(key)
+        if is_lazy(item) and is_lazy(held):
+            # What `setup` makes may call it.
+            record.call.replace(item, held)
+        elif not _is_part(item) and is_of_call(item):
+            record.made[key] = item
 
 
 def _assign_structure(
@@ -129,9 +126,8 @@ def _put(module: LinenStyle, record: ModuleInCall | None, name: str, part: Any) 
     else:
         put_part(module, name, part)
         if record is not None:
+            check_fields(record, part, name)
             refer(module, name)
-            if record.in_setup:
-                note_fields(record, part, name)
 
 
 def _wrapped_here(

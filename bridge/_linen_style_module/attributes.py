@@ -48,17 +48,9 @@ class AttrPriority(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Ref:
-    """Stands for the attribute of that name, or for what `setup` has made of it in this call."""
+    """Stands for the attribute of that name."""
 
     name: str
-
-
-class Setup(enum.IntEnum):
-    """Whether and when `setup` of a module runs again."""
-
-    NOT_YET = 0
-    ONCE = 1
-    IN_EACH_CALL = 2
 
 
 class Otherwise(enum.Enum):
@@ -67,12 +59,10 @@ class Otherwise(enum.Enum):
     Attributes:
       CLASS: the class's own member with the name of a part.
       CALL: what `setup` makes in each call.
-      AROUND: what the `setup` of the parent gives this module in each of its calls.
     """
 
     CLASS = enum.auto()
     CALL = enum.auto()
-    AROUND = enum.auto()
 
 
 def is_reserved_name(name: str) -> bool:

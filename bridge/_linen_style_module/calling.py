@@ -26,8 +26,7 @@ from bridge._module_calls.calls import (
     mutable_around,
 )
 
-from .attributes import IS_SETUP, Setup
-from .of_call import forget_around
+from .attributes import IS_SETUP
 from .submodules import adopt_fields, settle
 
 T = TypeVar("T")
@@ -48,8 +47,6 @@ def in_call(call: ModuleCall, function: Callable[[ModuleInCall], T]) -> T:
             return function(call.root)
     finally:
         settle(call.root.views)
-        for module, field in call.around if call.is_kept else ():
-            forget_around(module, field)
         call.close()
 
 
@@ -108,8 +105,7 @@ def _run_in(
     is_compact: bool,
 ) -> Any:
     module = record.module
-    if attributes_of(module)[IS_SETUP] != Setup.ONCE:
-        set_up(record)
+    set_up(record)
     stack = MODULE_CONTEXT.module_stack
     record.compact_depth += is_compact
     stack.append(record)
@@ -138,21 +134,19 @@ def _run_in(
             settle(record.views)
 
 
-def set_up(record: ModuleInCall) -> None:
-    """Runs `setup` of a module that is part of a call.
+def set_up(record: ModuleInCall, *, again: bool = False) -> None:
+    """Runs `setup` of a module that is part of a call, unless it has run.
 
-    It runs once in the module's life, or in each call if it makes what belongs to one call.
+    It runs once in the module's life. `again` says that what it makes for one call is needed.
     """
     own = attributes_of(record.module)
-    if record.in_setup or record.is_set_up or own[IS_SETUP] == Setup.ONCE:
+    if record.in_setup or record.is_set_up or (own[IS_SETUP] and not again):
         return
     record.in_setup = True
     try:
         with innermost(record):
             type(record.module).setup(record.module)
-        if record.made or not own[IS_SETUP]:
-            own[IS_SETUP] = Setup.IN_EACH_CALL if record.made else Setup.ONCE
-        record.is_set_up = True
+        own[IS_SETUP] = record.is_set_up = True
     finally:
         record.in_setup = False
         record.type_counter.clear()
@@ -162,7 +156,7 @@ def made_by_setup(module: LinenStyle) -> dict[str, Any]:
     """Runs `setup` in the call that runs, or in one of its own: what belongs to the call."""
 
     def made(record: ModuleInCall) -> dict[str, Any]:
-        set_up(record)
+        set_up(record, again=True)
         return record.made
 
     record = joined_record(module)

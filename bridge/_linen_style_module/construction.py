@@ -12,7 +12,7 @@ from bridge._errors import DeclarationError
 from bridge._module_calls.calls import LinenStyle, joined
 from bridge._module_calls.scope import as_rngs
 
-from .attributes import IS_SETUP, Setup
+from .attributes import IS_SETUP
 from .submodules import auto_name, place_submodule
 
 # Says that a constructor was given no `parent`; None stands for a module that stands alone.
@@ -40,7 +40,7 @@ class ModuleMeta(type(nnx.Module)):
         return placed(module, name, parent)
 
     def _pytree_meta_construct(cls, self: Any, *args: object, **kwargs: object) -> None:
-        vars(self)[IS_SETUP] = Setup.NOT_YET
+        vars(self)[IS_SETUP] = False
         super()._pytree_meta_construct(self, *args, **kwargs)
 
 

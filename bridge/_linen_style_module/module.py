@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 from flax import nnx
 
-from bridge._errors import DeclarationError
 from bridge._flax.objects import (
     attributes_of,
     is_note,
@@ -224,7 +223,6 @@ def _read(module: LinenStyle, name: str, structure: object) -> Any:
 
     Raises:
       AttributeError: a part is gone, or the class has no member of this name.
-      DeclarationError: it belongs to a call of the parent, which is not running.
     """
     own = attributes_of(module)
     if structure is Otherwise.CLASS or not own.keys() >= {*refs(structure)}:
@@ -234,13 +232,9 @@ def _read(module: LinenStyle, name: str, structure: object) -> Any:
 
     def resolved(suffix: str, item: object) -> Any:
         if isinstance(item, Ref):
-            record = record_of(module)
-            return own[item.name] if record is None else record.made.get(item.name, own[item.name])
+            return own[item.name]
         if item is Otherwise.CALL:
             return made_by_setup(module)[f"{name}{suffix}"]
-        if item is Otherwise.AROUND:
-            what = f"{type(module).__name__}.{name} refers to the module around, and is there"
-            raise DeclarationError.of_use(what, "that one")
         return item
 
     return mapped(structure, resolved)

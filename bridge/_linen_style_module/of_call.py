@@ -3,8 +3,8 @@
 Linen runs `setup` in each call. A module that keeps its variables keeps its submodules and plain
 values too. An array would have no gradient and would not follow an update, and a copy of the module
 would call the one that it was copied from, as a GraphDef takes a bound method as it is. So these
-belong to the call, and `setup` runs again in each call of a module that has any. A submodule that
-is made with other arrays or functions in each call is then another one with the same parts.
+belong to the call, and `setup` runs again in each call that reads one. A submodule that stays may
+not have any in its fields.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._errors import InvalidModuleError
 from bridge._fingerprint import Look
 from bridge._flax.nodes import nodes_among, nodes_below
-from bridge._flax.objects import attributes_of
 from bridge._module_calls.calls import ModuleInCall
 
-from .attributes import NAMES, Otherwise, held_by, is_part, names_of
+from .attributes import held_by, is_part
 from .containers import items_within
 
 
@@ -32,52 +31,29 @@ def is_of_call(value: object) -> bool:
     return bool(nodes_among(found)) or any(isinstance(x, jax.Array | Iterator) for x in found)
 
 
-def note_fields(record: ModuleInCall, submodule: nnx.Pytree, name: str) -> None:
-    """Notes whether `setup` gives a submodule arrays, or functions that refer to this call.
+def check_fields(record: ModuleInCall, submodule: nnx.Pytree, name: str) -> None:
+    """Checks the fields of a submodule that `setup` makes and that stays after the call.
 
-    Raises InvalidModuleError if a Linen layer that stays after the call has such a function.
+    Raises InvalidModuleError if there is an array, or a function that refers to a module.
     """
-    if (
-        record.call.is_kept
-        and isinstance(submodule, LinenHolder)
-        and _refers_to_call(record, submodule.to_nnx__module)
-    ):
-        raise InvalidModuleError(
-            f"{type(record.module).__name__}.{name}",
-            submodule.to_nnx__module,
-            "a Linen layer that calls no bridge.Module",
-            "a Linen layer keeps its functions as they are, and every copy of the model needs one"
-            " that refers to the copy: make it a method of the class",
-        )
-    if not is_linen_style(type(submodule)):
+    call = record.call
+    if not (record.in_setup and call.is_kept):
         return
-    pending: list[Any] = [submodule]
-    for module in pending:
-        for field in type(module).__dataclass_fields__:
-            for _, item in items_within(held_by(module, field)):
-                if is_part(item):
-                    continue
-                if _refers_to_call(record, item):
-                    record.made[name] = submodule
-                    record.call.around.append((module, field))
-                elif isinstance(item, jax.Array):
-                    record.made[name] = submodule
-        pending += [x for x in attributes_of(module).values() if is_linen_style(type(x))]
-
-
-def forget_around(module: nnx.Pytree, field: str) -> None:
-    """Leaves out of a module that stays what `setup` of the module around has given it."""
-    own = attributes_of(module)
-    if not is_part(own.get(field)):
-        own.pop(field, None)
-    # Not by `set_name`, as the module may be one of a transform that has ended.
-    own[NAMES] = tuple(sorted({**names_of(module), field: Otherwise.AROUND}.items()))
-
-
-def _refers_to_call(record: ModuleInCall, value: object) -> bool:
-    nodes = nodes_among(Look(value).objects)
-    if not nodes:
-        return False
-    below = nodes_below(record.call.root.module)
-    known = {id(node) for node in (*below.objects, *below.variables)}
-    return any(id(node) in known or record.call.find(node) is not None for node in nodes)
+    for node in nodes_below(submodule).objects:
+        if node is not submodule and call.find(node) is not None:
+            continue
+        held: list[Any] = []
+        kind: Any = type(node)
+        if isinstance(node, LinenHolder):
+            held = [node.to_nnx__module]
+        elif is_linen_style(kind):
+            fields = [held_by(node, field) for field in kind.__dataclass_fields__]
+            held = [x for field in fields for _, x in items_within(field) if not is_part(x)]
+        if any(isinstance(x, jax.Array) or nodes_among(Look(x).objects) for x in held):
+            raise InvalidModuleError(
+                f"{type(record.module).__name__}.{name}",
+                getattr(node, "to_nnx__module", node),
+                "a submodule that has no arrays and no functions of a module in its fields",
+                "every copy of the model needs its own: make the submodule in a compact method, or"
+                " pass them when it is called; make a function a method of the class",
+            )

@@ -37,7 +37,7 @@ from bridge._module_calls.calls import (
 from bridge._module_calls.scope import as_rngs, is_in
 from bridge._types import CollectionFilter, Method, Rngs, Variable
 
-from .attributes import IS_SETUP, Setup
+from .attributes import IS_SETUP
 from .calling import call_of, in_call, set_up
 from .containers import mapped
 from .given import install
@@ -233,7 +233,7 @@ def cloned(module: LinenStyle, memo: dict[int, Any] | None = None, **updates: ob
     with innermost(None):
         if type(module).bridge__has_own_init:
             made = nnx.clone(module)
-            vars(made)[IS_SETUP] = Setup.NOT_YET
+            vars(made)[IS_SETUP] = False
         else:
             fields = [field.name for field in dataclasses.fields(module) if field.init]
             values = {name: getattr(module, name) for name in fields}

@@ -45,7 +45,7 @@ from .attributes import (
     set_priority,
 )
 from .given import claim
-from .of_call import note_fields
+from .of_call import check_fields
 from .variables import Unclaimed, is_vacant
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), Ref)
@@ -86,12 +86,11 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
     """
     if record.is_declaring:
         reserve(record, name, None, "submodule")
-    if record.in_setup:
-        note_fields(record, submodule, name)
+    check_fields(record, submodule, name)
     module = record.module
     before = attributes_of(module).get(name)
-    if before is submodule:
-        return submodule
+    if before is submodule or (record.is_repeating and isinstance(before, nnx.Module)):
+        return before
     placed: Any = submodule
     if isinstance(before, nnx.Pytree) and not isinstance(before, Unclaimed):
         placed = reused(before, submodule)
@@ -100,13 +99,8 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
         if placed is submodule:
             record.views.append((before, submodule))
             if record.in_setup:
-                record.made[name] = submodule
-        elif record.in_setup and is_lazy(before):
-            # What `setup` makes may call it.
-            view(before, submodule, ())
-            vars(submodule)[IS_SETUP] = vars(before)[IS_SETUP]
-            own(record, name, submodule)
-            record.views.append((before, submodule))
+                # Only a view has a part before its `setup` has run.
+                attributes_of(module)[name] = submodule
     else:
         if isinstance(before, Unclaimed):
             claim(submodule, before, f"{type(module).__name__}/{name}")

@@ -53,7 +53,7 @@ class ModuleInCall:
       type_counter: how many submodules of each class, by name, its compact method has made.
       reserved: the names that are taken, and by which collections; None stands for a submodule.
       is_set_up: whether its `setup` has run in this call.
-      made: what `setup` has made that belongs to the call, by name.
+      made: what `setup` has made for this call, by name.
       views: (submodule, the same with other fields) of those that it has made anew.
     """
 
@@ -109,7 +109,6 @@ class ModuleCall:
 
     Attributes:
       has_copies: whether a transform has made a copy of a module, or has written into one.
-      around: (module, field) of what refers to the module around, and to this call.
       holders: (the first wrapper, its path) of each Linen module, by the id of that.
     """
 
@@ -128,7 +127,7 @@ class ModuleCall:
         # Records hold their modules, so that an id stays that of its module.
         self._records: dict[int, ModuleInCall] = {}
         self.has_copies = False
-        self.around: list[tuple[Any, str]] = []
+        self._replaced: list[object] = []
         self.holders: dict[int, tuple[LinenHolder, tuple[str, ...]]] = {}
         self.attach(root, None, rngs=rngs)
 
@@ -140,6 +139,11 @@ class ModuleCall:
     def find(self, module: object) -> ModuleInCall | None:
         """The record of a module that is part of this call."""
         return self._records.get(id(module))
+
+    def replace(self, module: object, by: LinenStyle) -> None:
+        """Lets calls of a module be calls of another one, which is part of this call."""
+        self._replaced.append(module)
+        self._records[id(module)] = self._records[id(by)]
 
     def attach(
         self,

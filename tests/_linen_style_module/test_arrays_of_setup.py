@@ -1,7 +1,6 @@
 """Arrays that `setup` computes from variables have their gradient and follow them, as in Linen."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,48 +98,6 @@ def test_an_attribute_may_have_the_name_of_its_parameter(store):
     nnx.update(kept, nnx.state(style.bind(jax.tree.map(lambda w: w + 1, variables))))
     y = linen.apply(jax.tree.map(lambda w: w + 1, variables), X)
     assert np.allclose(kept(X), y, rtol=1e-6)
-
-
-def test_an_array_that_setup_gives_a_submodule_is_linens():
-    def make(b):
-        class Inner(b.Module):
-            w: Any
-            more: Any
-
-            def __call__(self, x):
-                return x * self.w * self.more[0]["a"]
-
-        class Model(b.Module):
-            table: Any
-
-            def setup(self):
-                w = jnp.asarray(self.param("w", nn.initializers.normal(), (1, 3)))
-                self.inner = [Inner(w * 2, [{"a": jnp.sin(w)}, self.table])]
-
-            def __call__(self, x):
-                return self.inner[0](x)
-
-        return Model(jnp.ones((1, 3)))
-
-    linen, style = make(nn), make(bridge)
-    variables = linen.init(jax.random.key(0), X)
-    assert jax.tree.map(jnp.shape, style.init(0, X)) == jax.tree.map(jnp.shape, variables)
-    kept = style.bind(variables)
-    y = linen.apply(variables, X)
-    assert np.array_equal(kept(X), y)
-    # Without the module around, what there was when it was made.
-    assert np.array_equal(kept.inner[0](X), y)
-    other = jax.tree.map(lambda leaf: leaf * 1.5, variables)
-    copied = nnx.clone(kept)
-    nnx.update(copied, nnx.state(style.bind(other), nnx.Param))
-    assert np.allclose(copied(X), linen.apply(other, X), rtol=1e-6)
-    expected = jax.grad(lambda v: linen.apply(v, X).sum())(other)["params"]
-    found = nnx.to_pure_dict(nnx.grad(lambda m: m(X).sum())(copied))
-    assert np.allclose(found["w"], expected["w"], rtol=1e-5)
-    fresh = bridge.lazy_init(
-        type(style)(jnp.ones((1, 3)), rngs=0), jax.ShapeDtypeStruct((1, 3), X.dtype)
-    )
-    assert np.allclose(fresh(X), linen.apply(fresh.variables, X), rtol=1e-5)
 
 
 def test_a_constant_of_setup_is_there_in_a_model_created_in_a_trace():

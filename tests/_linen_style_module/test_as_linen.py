@@ -222,7 +222,7 @@ def a_parameter_that_other_modules_are_given(b):
         def setup(self):
             self.own = self.param("zzz", INIT, (1, 3))
             self.first = user(b)(self.own)
-            self.all = [user(b)(self.own), user(b)(jnp.asarray(self.own))]
+            self.all = [user(b)(self.own), user(b)(self.own)]
 
         @b.compact
         def __call__(self, x):
