@@ -16,6 +16,7 @@ from bridge._module_calls.calls import LinenStyle, ModuleInCall, joined_record
 from bridge._types import Variable
 
 from .attributes import (
+    REPLACED,
     Otherwise,
     Ref,
     drop_name,
@@ -82,7 +83,8 @@ def _assign_structure(
     def taken_in(suffix: str, item: object) -> Any:
         if isinstance(item, nn.Module):
             item = _wrapped_here(module, record, item)
-        if isinstance(item, nnx.Module) and record is not None and _name_of(module, item) is None:
+        is_module = isinstance(item, nnx.Module)
+        if is_module and record is not None and _name_of(module, record, item) is None:
             # Linen asks for the owners of all items before it looks into any of them.
             own(record, f"{name}{suffix}", item)
         return item
@@ -94,13 +96,16 @@ def _assign_structure(
             return Otherwise.CALL
         if not _is_part(item):
             return put_hidden(module, key, item) if _has_data(item) else item
-        known = _name_of(module, item)
+        known = _name_of(module, record, item)
         if known is None:
             known = key
             _put(module, record, key, item)
         return Ref(known)
 
-    structure = mapped(mapped(value, taken_in), placed)
+    structure, before = mapped(mapped(value, taken_in), placed), names_of(module).get(name)
+    if isinstance(before, Ref) and before == structure:
+        # The module may belong to another trace.
+        return
     if structure != Ref(name):
         # Two references would be a shared node; its path would depend on the order of the names.
         is_own = name in vars(module) and name not in names_of(module)
@@ -124,10 +129,12 @@ def _put(module: LinenStyle, record: ModuleInCall | None, name: str, part: Any) 
     elif record is not None and own(record, name, part):
         place_submodule(record, name, part)
     else:
-        put_part(module, name, part)
         if record is not None:
             check_fields(record, part, name)
             refer(module, name)
+        elif isinstance(vars(module).get(name), nnx.Module):
+            put(module, REPLACED, (*getattr(module, REPLACED), name))
+        put_part(module, name, part)
 
 
 def _wrapped_here(
@@ -171,7 +178,9 @@ def _is_given(module: LinenStyle, record: ModuleInCall | None, name: str) -> boo
     return isinstance(held, Unclaimed) or (is_declared and isinstance(held, nnx.Variable))
 
 
-def _name_of(module: LinenStyle, value: object) -> str | None:
-    """The attribute that a value is already in."""
+def _name_of(module: LinenStyle, record: ModuleInCall | None, value: object) -> str | None:
+    """The attribute that a value is already in, or that it is a view of."""
+    for before, fresh in record.views if record is not None else ():
+        value = before if value is fresh else value
     own = vars(module).items()
     return next((n for n, held in own if held is value and not is_reserved_name(n)), None)

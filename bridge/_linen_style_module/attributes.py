@@ -26,6 +26,7 @@ Part: TypeAlias = nnx.Pytree | Variable
 MODULE_PREFIX = "bridge__"
 NAMES = "bridge__names"
 MODES = "bridge__modes"
+REPLACED = "bridge__replaced"
 _VALUE = "bridge__value_of_"
 PRIORITIES = "bridge__priorities"
 

@@ -99,6 +99,8 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     bridge__rngs: nnx.Rngs | None = None
     # What `train()` and `eval()` have set, for the submodules that a later call makes.
     bridge__modes: tuple[tuple[str, Any], ...] = ()
+    # The submodules that the user has put in the place of others, in which they stay.
+    bridge__replaced: tuple[str, ...] = ()
 
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -232,7 +234,8 @@ def _read(module: LinenStyle, name: str, structure: object) -> Any:
 
     def resolved(suffix: str, item: object) -> Any:
         if isinstance(item, Ref):
-            return own[item.name]
+            record = record_of(module)
+            return own[item.name] if record is None else record.in_use(own[item.name])
         if item is Otherwise.CALL:
             return made_by_setup(module)[f"{name}{suffix}"]
         return item

@@ -30,6 +30,7 @@ from .attributes import (
     MODES,
     NAMES,
     PRIORITIES,
+    REPLACED,
     SCOPE,
     AttrPriority,
     Ref,
@@ -89,7 +90,8 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
     check_fields(record, submodule, name)
     module = record.module
     before = attributes_of(module).get(name)
-    if before is submodule or (record.is_repeating and isinstance(before, nnx.Module)):
+    stays = record.is_repeating or name in getattr(module, REPLACED)
+    if before is submodule or (stays and isinstance(before, nnx.Module)):
         return before
     placed: Any = submodule
     if isinstance(before, nnx.Pytree) and not isinstance(before, Unclaimed):

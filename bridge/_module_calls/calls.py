@@ -89,6 +89,10 @@ class ModuleInCall:
         """Whether it may declare variables and submodules."""
         return self.in_setup or self.compact_depth > 0
 
+    def in_use(self, part: object) -> Any:
+        """The view that this call uses in the place of a submodule, or the submodule itself."""
+        return next((fresh for before, fresh in reversed(self.views) if before is part), part)
+
     @property
     def scope(self) -> Scope:
         """What the module shows as its scope."""

@@ -202,6 +202,66 @@ def test_other_fields_at_a_later_call_use_the_same_variables():
     assert np.array_equal(model(X), y)
 
 
+class Scaled(bridge.Module):
+    scale: float = 1.0
+
+    @bridge.compact
+    def __call__(self, x):
+        return x * self.param("s", nn.initializers.ones, (1, 4)) * self.scale
+
+
+def test_a_name_of_a_submodule_with_other_fields_is_that_of_the_call():
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x, scale=1.0):
+            self.again = Scaled(scale)
+            return self.again(x) + self.again.scale
+
+    model = bridge.lazy_init(Model(rngs=0), X)
+    graphdef = nnx.graphdef(model)
+    assert np.array_equal(model(X, 2.0), X * 2 + 2)
+    assert_close(jax.jit(model.__call__)(X, 3.0), X * 3 + 3)
+    assert nnx.graphdef(model) == graphdef
+    assert model.again is model.Scaled_0
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (lambda: Scaled(7.0).bind({"params": {"s": jnp.ones((1, 4))}}), X * 7),
+        (lambda: nnx.Linear(4, 4, kernel_init=nn.initializers.ones, rngs=nnx.Rngs(0)), None),
+        (lambda: bridge.ToNNX(nn.Dense(4)).lazy_init(X, rngs=nnx.Rngs(0)), None),
+    ],
+)
+def test_a_replaced_part_is_used_where_a_method_makes_its_own(part, expected):
+    class Inner(bridge.Module):
+        factor: float
+
+        def setup(self):
+            self.dense, self.factors = nn.Dense(4), jnp.ones(3) * self.factor
+
+        def __call__(self, x):
+            return self.dense(x) * self.factors[0]
+
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x, factor=1.0):
+            return Inner(factor)(bridge.linen_in_bridge_mdl(nn.Dense(4))(Scaled()(x)))
+
+    for name in ("Scaled_0", "Dense_0", "Inner_0.dense"):
+        model = bridge.lazy_init(Model(rngs=0), X)
+        *above, last = name.split(".")
+        owner = getattr(model, above[0]) if above else model
+        # The others do nothing.
+        for layer in (model.Dense_0, model.Inner_0.dense):
+            layer.kernel, layer.bias = nnx.Param(jnp.eye(4)), nnx.Param(jnp.zeros(4))
+        setattr(owner, last, part())
+        y = getattr(owner, last)(X) if expected is None else expected
+        for each in (model, nnx.clone(model)):
+            assert np.array_equal(each(X), y)
+            assert np.array_equal(each(X, 2.0), y * 2)
+
+
 def test_layers_are_stacked_by_vmap_and_run_by_scan():
     class Layer(bridge.Module):
         @bridge.compact
