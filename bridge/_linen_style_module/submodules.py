@@ -16,6 +16,7 @@ from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import (
     DATA_NOTE,
     attributes_of,
+    is_data_attribute,
     is_initializing,
     is_note,
     set_initializing,
@@ -33,7 +34,6 @@ from .attributes import (
     REPLACED,
     SCOPE,
     AttrPriority,
-    Ref,
     has_room,
     held_by,
     is_part,
@@ -49,7 +49,7 @@ from .given import claim
 from .of_call import check_fields
 from .variables import Unclaimed, is_vacant
 
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None), Ref)
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def auto_name(record: ModuleInCall, kind: type) -> str:
@@ -255,7 +255,7 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
     call that changes nothing writes nothing, and other references to a submodule stay valid.
 
     Returns `before`, which holds the variables, if its fields are those of `fresh`; `fresh` as a
-    `view` of it if they are not; None if the two are of different kinds.
+    view of it if they are not; None if the two are of different kinds.
     """
     if is_lazy(before) and is_lazy(fresh):
         names = [field.name for field in dataclasses.fields(fresh) if field.init]
@@ -264,40 +264,26 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
                 # What train() and eval() have set answers where the model leaves it open.
                 vars(fresh)[name] = held_by(before, name)
         # A class that is made in a call is another one in the next.
-        if type(before) is type(fresh) and all(_is_same(before, fresh, name) for name in names):
+        if type(before) is type(fresh) and all(
+            _is_equal(held_by(before, name), held_by(fresh, name)) for name in names
+        ):
             return before
-        view(before, fresh, names)
-        return fresh
-    if type(before) is not type(fresh):
+        _view(before, fresh, names)
+    elif type(before) is not type(fresh):
         return None
-    if not isinstance(before, LinenHolder) or before.to_nnx__module == fresh.to_nnx__module:
+    elif not isinstance(before, LinenHolder) or before.to_nnx__module == fresh.to_nnx__module:
         return before
-    linen_module = fresh.to_nnx__module
-    held = vars(before).items()
-    vars(fresh).update({n: x for n, x in held if n == DATA_NOTE or not is_note(n)})
-    fresh.to_nnx__module = linen_module
+    else:
+        linen_module = fresh.to_nnx__module
+        held = vars(before).items()
+        vars(fresh).update({n: x for n, x in held if n == DATA_NOTE or not is_note(n)})
+        fresh.to_nnx__module = linen_module
     set_initializing([fresh], is_initializing(before))
     return fresh
 
 
-def _is_same(before: LinenStyle, fresh: LinenStyle, name: str) -> bool:
-    """Whether a field is as it was; a module in it is taken over from the earlier call."""
-    old, new = held_by(before, name), held_by(fresh, name)
-    if not _is_equal(old, new):
-        return _is_same_part(before, fresh, name)
-    return all(_is_same_part(before, fresh, part) for part in refs(new))
-
-
-def _is_same_part(before: LinenStyle, fresh: LinenStyle, name: str) -> bool:
-    old, new = attributes_of(before).get(name), attributes_of(fresh).get(name)
-    if isinstance(old, nnx.Module) and isinstance(new, nnx.Module) and old is not new:
-        kept = reused(old, new)
-        if kept is not None:
-            vars(fresh)[name] = new = kept
-    return _is_equal(old, new)
-
-
 def _is_equal(a: object, b: Any) -> bool:
+    """Whether two values of a field are equal; modules in containers may not be."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -309,31 +295,27 @@ def _is_equal(a: object, b: Any) -> bool:
     return isinstance(a, _SIMPLE) and a == b
 
 
-def view(before: nnx.Module, fresh: nnx.Module, fields: Collection[str]) -> None:
+def _view(before: LinenStyle, fresh: LinenStyle, fields: Collection[str]) -> None:
     """Gives a new module all that an earlier one holds besides its fields.
 
-    What `fresh` already has takes precedence; `fields` are the fields that may differ.
+    What `fresh` already has takes precedence.
     """
-    own, held, copied = vars(fresh), vars(before), dict[str, Any]()
-    for name, value in held.items():
+    own = vars(fresh)
+    for name, value in list(vars(before).items()):
         new = own.get(name)
         if is_note(name) or name in (NAMES, IS_SETUP):
             continue
-        if is_part(value) and is_part(new):
-            if isinstance(new, nnx.Module) and isinstance(value, nnx.Module) and new is not value:
-                own[name] = reused(value, new) or new
-        elif is_part(value) and name in own:
+        if not is_part(value):
+            if name not in own and name not in fields:
+                put(fresh, name, nnx.data(value) if is_data_attribute(before, name) else value)
+        elif not is_part(new):
             put_part(fresh, name, value)
-        elif name not in own and (is_part(value) or name not in fields):
-            copied[name] = value
-    own.update(copied)
-    is_data = {name: x for name, x in held[DATA_NOTE].items() if name in copied}
-    own[DATA_NOTE] = own[DATA_NOTE].update(is_data)
+        elif isinstance(value, nnx.Module) and new is not value:
+            own[name] = reused(value, new) or new
     names = names_of(fresh)
     for name, structure in names_of(before).items():
         if name not in fields and name not in names:
             set_name(fresh, name, structure)
-    set_initializing([fresh], is_initializing(before))
 
 
 def settle(views: Iterable[tuple[Any, Any]]) -> None:
