@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,12 +14,10 @@ from bridge._conversion.inner_boxes import unboxed_within
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._conversion.matching import compare
 from bridge._conversion.neutral import Address, nest, walk
-from bridge._conversion.own_leaves import graphdefs_in
 from bridge._flax.variables import assign_raw_value, raw_value
-from bridge._types import GraphDef, Path
 
 from .attributes import put_part
-from .variables import Unclaimed, add, holders, is_vacant
+from .variables import Unclaimed, add, is_vacant
 
 
 def _unclaimed(tree: Mapping[Any, Any]) -> Unclaimed:
@@ -39,9 +37,6 @@ def install(module: nnx.Pytree, variables: Mapping[str, Any]) -> None:
     kept = {(c, path): x for (c, path), x in leaves.items() if not x.is_empty or path not in above}
     tree = nest(nnx_leaves.to_leaves(kept, all_variables=True))
     claim(module, _unclaimed(tree), where=f"{type(module).__name__}")
-    graphdefs = graphdefs_in(variables)
-    if graphdefs:
-        _install_graphdefs(module, graphdefs)
 
 
 def claim(module: nnx.Pytree, unclaimed: Unclaimed, where: str) -> None:
@@ -92,14 +87,3 @@ def _address(path: tuple[Any, ...], variable: nnx.Variable[Any]) -> Address:
 
 def _is_abstract(value: object) -> bool:
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(value))
-
-
-def _install_graphdefs(module: nnx.Pytree, graphdefs: Collection[tuple[Path, GraphDef]]) -> None:
-    """Gives GraphDefs to the wrappers that are there; one that comes later makes its own."""
-    for path, holder in holders(module):
-        own = tuple(map(str, path))
-        holder.to_nnx__graphdefs = tuple(
-            (place[len(own) :], graphdef)
-            for place, graphdef in graphdefs
-            if place[: len(own)] == own
-        )

@@ -13,10 +13,9 @@ import registry
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.convert import state_to_linen
 from bridge._conversion.inner_boxes import boxed, is_plain, unboxed_within
-from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import is_linen_style
 from bridge._conversion.neutral import Displaced, as_dicts, nest, unplace, walk
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
-from bridge._conversion.own_leaves import with_graphdefs
 from bridge._flax.objects import attributes_of
 from bridge._flax.variables import raw_value
 
@@ -177,7 +176,7 @@ def linen_variables(module: nnx.Pytree) -> dict[str, Any]:
         else:
             _collect(node, path, found, seen, references)
     items = [x for pieces in found.values() for x in pieces if not isinstance(x[1], nnx.RngState)]
-    return with_graphdefs(as_dicts(state_to_linen(items)), _graphdefs(module))
+    return as_dicts(state_to_linen(items))
 
 
 def _collect(
@@ -234,18 +233,3 @@ def _pieces(
         own = None if displaced is None else Displaced(displaced.length + len(below))
         leaf = linen_leaves.to_leaf(collection, (*path, *below), item, active)
         yield (*path, *below), nnx_leaves.from_leaf(variable.var_type, leaf, own)
-
-
-def _graphdefs(module: nnx.Pytree) -> tuple[Any, ...]:
-    """The GraphDefs of NNX modules inside Linen modules inside this one, by path."""
-    return tuple(
-        (tuple(map(str, path)) + below, graphdef)
-        for path, node in holders(module)
-        for below, graphdef in node.to_nnx__graphdefs
-    )
-
-
-def holders(module: nnx.Pytree) -> Iterator[tuple[tuple[Any, ...], LinenHolder]]:
-    for path, node in nnx.iter_graph(module, graph=True):
-        if isinstance(node, LinenHolder):
-            yield path, node

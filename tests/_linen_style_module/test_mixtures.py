@@ -228,6 +228,9 @@ def test_inside_of_a_linen_module_inside_of_another_one():
     assert np.array_equal(y, X * scale)
     assert updates["stats"]["linen"]["scale"]["count"] == 1
     assert np.array_equal(model.apply(variables, X), y)
+    # A definition may come with the variables; the module makes its own.
+    definition = nested("linen")().init(jax.random.key(0), X)["nnx"]
+    assert np.array_equal(model.apply({**variables, "nnx": {"linen": definition}}, X), y)
     # The collections of the inner call are those of the outer one.
     assert bridge.lazy_init(nested("module")(rngs=0), X)(X).shape == y.shape
 
