@@ -30,7 +30,7 @@ from .attributes import (
 )
 from .containers import items_within, mapped
 from .of_call import check_fields, is_of_call
-from .submodules import is_lazy, is_mode, own, place_submodule, refer, set_modes, wrapped
+from .submodules import is_lazy, own, place_submodule, refer, wrapped
 from .variables import Unclaimed
 
 
@@ -51,9 +51,7 @@ def assign(module: LinenStyle, name: str, value: object) -> None:
         return
     is_waiting = isinstance(vars(module).get(name), Unclaimed)
     record = joined_record(module, is_copy=is_waiting)
-    if record is None and isinstance(value, bool | None) and is_mode(module, name):
-        set_modes(module, {name: value})
-    elif record is not None and record.is_repeating:
+    if record is not None and record.is_repeating:
         _repeat(record, name, value)
     elif any(_is_part(x) or _is_of_call(record, x) for _, x in items_within(value)):
         _assign_structure(module, record, name, value)

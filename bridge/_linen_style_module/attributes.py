@@ -25,7 +25,6 @@ Part: TypeAlias = nnx.Pytree | Variable
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 MODULE_PREFIX = "bridge__"
 NAMES = "bridge__names"
-MODES = "bridge__modes"
 REPLACED = "bridge__replaced"
 _VALUE = "bridge__value_of_"
 PRIORITIES = "bridge__priorities"

@@ -97,8 +97,6 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     bridge__is_lazy: ClassVar[bool] = True
     bridge__has_own_init: ClassVar[bool] = False
     bridge__rngs: nnx.Rngs | None = None
-    # What `train()` and `eval()` have set, for the submodules that a later call makes.
-    bridge__modes: tuple[tuple[str, Any], ...] = ()
     # The submodules that the user has put in the place of others, in which they stay.
     bridge__replaced: tuple[str, ...] = ()
 
@@ -155,9 +153,6 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
                 # No property: a class may have a field of that name.
                 record = record_of(self)
                 return record.path[-1] if record is not None and record.path else None
-            if name in MODE_FIELDS:
-                # NNX sets what a module has.
-                return dict(self.bridge__modes).get(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __nnx_repr__(self) -> Generator[Any]:
@@ -218,6 +213,11 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
             set_name(self, key, Ref(key))
         delattr(self, key)
         return value
+
+
+for _mode in MODE_FIELDS:
+    # NNX sets what a module has. No type checker takes it for a field.
+    setattr(Module, _mode, None)
 
 
 def _read(module: LinenStyle, name: str, structure: object) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any, TypeGuard
 
 from flax import linen as nn
@@ -28,9 +28,7 @@ from bridge._train_eval import MODE_FIELDS
 
 from .attributes import (
     IS_SETUP,
-    MODES,
     NAMES,
-    PRIORITIES,
     REPLACED,
     SCOPE,
     AttrPriority,
@@ -111,29 +109,23 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
         elif not has_room(module, name):
             raise NameInUseError("submodule", name, type(module).__name__)
         put_part(module, name, submodule)
-        if modes := dict(getattr(module, MODES)):
-            for node in nodes_below(submodule).objects:
-                set_modes(node, modes)
+        for node in nodes_below(submodule).objects:
+            _set_modes(node, module)
     join_call(record, name, placed)
     return placed
 
 
-def is_mode(module: LinenStyle, name: str) -> bool:
-    """Whether NNX sets an attribute of a module for what a later call makes, and not for itself."""
-    is_own = name in vars(module) or name in names_of(module) or hasattr(type(module), name)
-    return name in MODE_FIELDS and not is_own and name not in type(module).__dataclass_fields__
-
-
-def set_modes(node: nnx.Pytree, modes: Mapping[str, Any]) -> None:
-    """Sets modes on one node, as `train()` and `eval()` do; what a field says stays."""
-    for name, value in modes.items():
-        if is_lazy(node) and is_mode(node, name):
-            put(node, MODES, tuple(sorted({**dict(getattr(node, MODES)), name: value}.items())))
-        elif is_lazy(node):
-            if getattr(node, name) is None:
-                vars(node)[name] = value
-        elif isinstance(node, nnx.Module) and hasattr(node, name):
-            setattr(node, name, value)
+def _set_modes(node: nnx.Pytree, around: LinenStyle) -> None:
+    """Sets what `train()` and `eval()` have set on the module around; what a field says stays."""
+    for name in {*MODE_FIELDS} - {*type(around).__dataclass_fields__}:
+        value = attributes_of(around).get(name)
+        # A part of the model may have the name.
+        is_mode = isinstance(value, bool) and isinstance(node, nnx.Module)
+        if is_mode and hasattr(node, name):
+            if not is_lazy(node):
+                setattr(node, name, value)
+            elif getattr(node, name) is None:
+                put(node, name, value)
 
 
 def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
@@ -167,56 +159,36 @@ def join_call(record: ModuleInCall, name: str, submodule: nnx.Module) -> None:
 
 
 def adopt_fields(record: ModuleInCall) -> None:
-    """Makes the submodules of a module part of its call.
-
-    Attributes known to refer to another module's submodule come after all others.
-    """
-    references: list[tuple[ModuleInCall, str]] = []
-    pending = _attributes(record, references)
-    while pending or references:
-        each, name = pending.pop() if pending else references.pop(0)
-        held = attributes_of(each.module)
-        value: Any = held.get(name)
+    """Makes the submodules of a module part of its call, but for references to those of others."""
+    held, holders = attributes_of(record.module), record.call.holders
+    for name in _own_submodules(record.module):
+        value: Any = held[name]
         if isinstance(value, LinenHolder):
-            first, _ = each.call.holders.get(id(value.to_nnx__module), (value, ()))
+            first, _ = holders.get(id(value.to_nnx__module), (value, ()))
             has_variables = any(isinstance(x, nnx.Variable | dict) for x in vars(value).values())
             if first is not value and not has_variables:
                 # Linen knows a module that is in two places as one.
                 held[name] = value = first
-        if not own(each, name, value):
-            refer(each.module, name)
-        elif is_lazy(value):
-            below = each.call.find(value)
-            pending += _attributes(below, references) if below else []
+        if own(record, name, value):
+            join_call(record, name, value)
         else:
-            join_call(each, name, value)
+            refer(record.module, name)
 
 
-def _attributes(
-    record: ModuleInCall, references: list[tuple[ModuleInCall, str]]
-) -> list[tuple[ModuleInCall, str]]:
-    """The attributes with submodules, the first one last; references go into the other list."""
-    held = attributes_of(record.module)
-    order = _in_order(record.module) if is_initializing(record.module) else held
-    names = [n for n in order if is_lazy(x := held.get(n)) or isinstance(x, LinenHolder)]
-    priorities = priorities_of(record.module) if PRIORITIES in held else {}
-    names.sort(key=lambda name: priorities.get(name, AttrPriority.DEFAULT))
-    low = [name for name in names if priorities.get(name) == AttrPriority.LOW]
-    references += [(record, name) for name in low]
-    return [(record, name) for name in reversed(names) if name not in low]
-
-
-def _in_order(module: LinenStyle) -> dict[str, None]:
-    """The names of attributes: those of fields first, in the order of the fields.
+def _own_submodules(module: LinenStyle) -> list[str]:
+    """The attributes with submodules that are no references: fields first, in their order.
 
     Keys are drawn in this order. A copy has its attributes in another order.
     """
-    own, names = attributes_of(module), names_of(module)
-    order: dict[str, None] = {}
-    for field in type(module).__dataclass_fields__:
-        held = (field, *refs(names.get(field)))
-        order |= dict.fromkeys(name for name in held if name in own)
-    return order | dict.fromkeys(own)
+    held, names, priorities = attributes_of(module), names_of(module), priorities_of(module)
+    fields = [n for f in type(module).__dataclass_fields__ for n in (f, *refs(names.get(f)))]
+    found = [
+        name
+        for name in dict.fromkeys((*fields, *held))
+        if (is_lazy(value := held.get(name)) or isinstance(value, LinenHolder))
+        and priorities.get(name) != AttrPriority.LOW
+    ]
+    return sorted(found, key=lambda name: priorities.get(name, AttrPriority.DEFAULT))
 
 
 def refer(module: LinenStyle, name: str) -> None:
