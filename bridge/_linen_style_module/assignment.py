@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 from typing import Any, TypeGuard
 
-import jax
 from flax import linen as nn
 from flax import nnx
 
@@ -20,18 +19,18 @@ from .attributes import (
     Otherwise,
     Ref,
     drop_name,
+    is_part,
     is_reserved_name,
     names_of,
     put,
-    put_hidden,
     put_part,
     put_plain,
     set_name,
+    stand_in,
 )
 from .containers import items_within, mapped
 from .of_call import check_fields, is_of_call
 from .submodules import is_lazy, own, place_submodule, refer, wrapped
-from .variables import Unclaimed
 
 
 def assign(module: LinenStyle, name: str, value: object) -> None:
@@ -49,16 +48,15 @@ def assign(module: LinenStyle, name: str, value: object) -> None:
         drop_name(module, name)
         put(module, name, value)
         return
-    is_waiting = isinstance(vars(module).get(name), Unclaimed)
-    record = joined_record(module, is_copy=is_waiting)
+    record = joined_record(module)
     if record is not None and record.is_repeating:
         _repeat(record, name, value)
     elif any(_is_part(x) or _is_of_call(record, x) for _, x in items_within(value)):
         _assign_structure(module, record, name, value)
     else:
         # Linen keeps lists as tuples and dicts as FrozenDicts.
-        value = nnx.data(value) if _has_data(value) else mapped(value, lambda _, item: item)
-        put_plain(module, name, value, keeps_part=_is_given(module, record, name))
+        value = mapped(value, lambda _, item: item)
+        put_plain(module, name, value, keeps_part=record is not None)
 
 
 def _repeat(record: ModuleInCall, name: str, value: object) -> None:
@@ -93,7 +91,7 @@ def _assign_structure(
             record.made[key] = item
             return Otherwise.CALL
         if not _is_part(item):
-            return put_hidden(module, key, item) if _has_data(item) else item
+            return stand_in(module, key, item)
         known = _name_of(module, record, item)
         if known is None:
             known = key
@@ -106,8 +104,8 @@ def _assign_structure(
         return
     if structure != Ref(name):
         # Two references would be a shared node; its path would depend on the order of the names.
-        is_own = name in vars(module) and name not in names_of(module)
-        if is_own and not _is_given(module, record, name):
+        stays = record is not None and is_part(vars(module).get(name))
+        if name in vars(module) and name not in names_of(module) and not stays:
             delattr(module, name)
         set_name(module, name, structure)
     elif record is not None and name in record.made:
@@ -152,28 +150,12 @@ def _wrapped_here(
     return made
 
 
-def _has_data(value: object) -> bool:
-    # NNX takes the arrays of a trace for static.
-    return any(nnx.is_data(x) or isinstance(x, jax.Array) for x in jax.tree.leaves(value))
-
-
 def _is_part(item: object) -> TypeGuard[nn.Module | nnx.Module | Variable]:
     return isinstance(item, nn.Module | nnx.Module | nnx.Variable)
 
 
 def _is_of_call(record: ModuleInCall | None, item: object) -> bool:
     return record is not None and record.in_setup and is_of_call(item)
-
-
-def _is_given(module: LinenStyle, record: ModuleInCall | None, name: str) -> bool:
-    """Whether a part of this name stays, whatever the attribute is set to.
-
-    It stays if it was declared by that name, or if it was given and the module will declare it
-    after its `setup`.
-    """
-    held = vars(module).get(name)
-    is_declared = record is not None and (record.in_setup or name in record.reserved)
-    return isinstance(held, Unclaimed) or (is_declared and isinstance(held, nnx.Variable))
 
 
 def _name_of(module: LinenStyle, record: ModuleInCall | None, value: object) -> str | None:

@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterator
 from typing import Any, TypeAlias, TypeGuard
 
+import jax
 from flax import nnx
 
 from bridge._conversion.linen_attributes import IS_SETUP as IS_SETUP
@@ -89,7 +90,7 @@ def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
     own = attributes_of(module)
     if name not in names_of(module):
         if name in own and not is_part(own[name]):
-            _put_beside(module, name, own[name])
+            set_name(module, name, stand_in(module, name, own[name]))
         elif name not in own and (hasattr(type(module), name) or name == "name"):
             set_name(module, name, Otherwise.CLASS)
     if name not in names_of(module):
@@ -100,31 +101,33 @@ def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
     set_past_class(module, name, part)
 
 
-def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool = False) -> None:
-    """Sets an attribute to a value that is not a part, beside an unseen part of that name.
+def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool) -> None:
+    """Sets an attribute to a value that is not a part.
 
-    With `keeps_part`, a part that reads have returned so far stays as well.
+    A part of that name stays if reads have not returned it so far, or with `keeps_part`.
     """
-    held = vars(module).get(name)
-    if keeps_part or (is_part(held) and name in names_of(module)):
-        _put_beside(module, name, value)
-        return
-    drop_name(module, name)
-    put(module, name, value)
+    if is_part(vars(module).get(name)) and (keeps_part or name in names_of(module)):
+        set_name(module, name, stand_in(module, name, value))
+    else:
+        drop_name(module, name)
+        put(module, name, nnx.data(value) if _has_data(value) else value)
 
 
-def _put_beside(module: nnx.Pytree, name: str, value: object) -> None:
-    """Sets an attribute to a value that is not a part, which lives where the part does not."""
-    if isinstance(value, dataclasses.Field) or nnx.has_data(value):
-        value = put_hidden(module, name, value)
-    set_name(module, name, value)
+def stand_in(module: nnx.Pytree, name: str, value: object) -> Any:
+    """What stands for a value in a structure of `set_name`.
 
-
-def put_hidden(module: nnx.Pytree, name: str, value: object) -> Ref:
-    """Puts data where no read of an attribute finds it; the `Ref` stands for it."""
+    It is the value itself, or a `Ref` to an attribute of the bridge's own if it is data.
+    """
+    if not _has_data(value):
+        return value
     place = f"{_VALUE}{name}"
-    put(module, place, value if isinstance(value, dataclasses.Field) else nnx.data(value))
+    put(module, place, nnx.data(value))
     return Ref(place)
+
+
+def _has_data(value: object) -> bool:
+    # NNX takes the arrays of a trace for static.
+    return any(nnx.is_data(x) or isinstance(x, jax.Array) for x in jax.tree.leaves(value))
 
 
 def put(module: nnx.Pytree, name: str, value: object) -> None:

@@ -177,7 +177,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         flattened: list[Any] = super()._graph_node_flatten()[0]
         attributes = [item for item in flattened if item[0] != SCOPE]
         scope = self.scope
-        if scope is not None and len(scope.rngs):
+        if scope is not None:
             attributes.append((SCOPE, scope))
             # `nnx.merge` hands out the leaves in the order of the names.
             attributes.sort(key=lambda item: item[0])

@@ -260,15 +260,12 @@ def innermost(record: ModuleInCall | None) -> Iterator[None]:
         MODULE_CONTEXT.module_stack.pop()
 
 
-def joined_record(module: LinenStyle, *, is_copy: bool = False) -> ModuleInCall | None:
-    """The record of a module in the running call, also of a copy that a transform has made.
-
-    `is_copy` says that it is known to be such a copy; one that has a scope is one anyway.
-    """
+def joined_record(module: LinenStyle) -> ModuleInCall | None:
+    """The record of a module in the running call, also of a copy that a transform has made."""
     top = joined()
     if top is None:
         return None
     found = top.call.find(module)
-    if found is None and (is_copy or SCOPE in attributes_of(module)):
+    if found is None and SCOPE in attributes_of(module):
         found = top.call.attach(module, top)
     return found
