@@ -80,7 +80,7 @@ class Declaring(LinenStyle):
           NotInitializedError: the module has no variables yet.
           MissingRngError: there is no key for the initial value.
         """
-        record = _declared(self, "params", name, "param")
+        record = _declared(self, name, "param")
         found = variables.find_declared(self, "params", name)
         if found is None and _is_creating(record, "params"):
             key = record.scope.make_rng("params")
@@ -120,12 +120,12 @@ class Declaring(LinenStyle):
 
         Raises:
           DeclarationError: neither `setup` nor a compact method runs.
-          NameInUseError: the name is taken in this collection, or by a submodule.
+          NameInUseError: the name is taken, also by a variable of another collection.
           MismatchError: there is no such variable, and the call may not create it.
           NotInitializedError: the module has no variables yet.
         """
         del unbox
-        record = _declared(self, col, name, "variable")
+        record = _declared(self, name, "variable")
         found = variables.find_declared(self, col, name)
         if found is None and init_fn is not None and _is_creating(record, col):
             found = _created(record, col, name, init_fn(*init_args, **init_kwargs))
@@ -263,7 +263,7 @@ class Declaring(LinenStyle):
         return value if found is None else jax.tree.map(jax.numpy.add, value, found.get_value())
 
 
-def _declared(module: LinenStyle, collection: str, name: str, what: str) -> ModuleInCall:
+def _declared(module: LinenStyle, name: str, what: str) -> ModuleInCall:
     """Takes a name for a `param` or `variable` and returns the record of the module.
 
     Raises:
@@ -274,7 +274,7 @@ def _declared(module: LinenStyle, collection: str, name: str, what: str) -> Modu
     if record is None or not record.is_declaring:
         kind, is_bound = type(module).__name__, record is not None
         raise DeclarationError.of_place(f"{what.capitalize()}s", kind, is_bound=is_bound)
-    reserve(record, name, collection, what)
+    reserve(record, name, what)
     return record
 
 

@@ -8,22 +8,23 @@ from typing import Any
 import jax
 from flax import nnx
 
-import registry
 from bridge._conversion import linen_attributes, linen_leaves, nnx_leaves
 from bridge._conversion.inner_boxes import unboxed_within
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._conversion.matching import compare
-from bridge._conversion.neutral import Address, nest, walk
+from bridge._conversion.neutral import Address, Displaced, nest, walk
+from bridge._conversion.nnx_leaves import DISPLACED_KEY
+from bridge._errors import NameInUseError
 from bridge._flax.variables import assign_raw_value, raw_value
 
 from .attributes import put_part
-from .variables import Unclaimed, add, is_vacant
+from .variables import PendingVariables, add, is_vacant, linen_collection
 
 
-def _unclaimed(tree: Mapping[Any, Any]) -> Unclaimed:
-    found = Unclaimed()
+def _pending(tree: Mapping[Any, Any]) -> PendingVariables:
+    found = PendingVariables()
     for name, value in tree.items():
-        part = _unclaimed(value) if isinstance(value, Mapping) else unboxed_within(value)
+        part = _pending(value) if isinstance(value, Mapping) else unboxed_within(value)
         setattr(found, str(name), part)
     return found
 
@@ -36,31 +37,39 @@ def install(module: nnx.Pytree, variables: Mapping[str, Any]) -> None:
     above = {path[:i] for _, path in leaves for i in range(len(path))} | {()}
     kept = {(c, path): x for (c, path), x in leaves.items() if not x.is_empty or path not in above}
     tree = nest(nnx_leaves.to_leaves(kept, all_variables=True))
-    claim(module, _unclaimed(tree), where=f"{type(module).__name__}")
+    claim(module, _pending(tree), where=f"{type(module).__name__}")
 
 
-def claim(module: nnx.Pytree, unclaimed: Unclaimed, where: str) -> None:
+def claim(module: nnx.Pytree, pending: PendingVariables, where: str) -> None:
     """Gives the Variables at a module's place to the module, which may be any NNX module.
 
     Raises MismatchError if the module has no place for one, lacks one, or has one of another shape.
     """
     if isinstance(module, LinenHolder):
-        for name, value in unclaimed.dicts().items():
+        for name, value in pending.dicts().items():
             setattr(module, name, nnx.data(value))
     elif is_linen_style(type(module)):
-        active = registry.current()
-        for name, value in unclaimed.items():
+        for name, value in pending.items():
             own = vars(module).get(name)
             if isinstance(own, nnx.Pytree) and is_vacant(value):
                 continue
             if isinstance(value, nnx.Variable):
-                add(module, active.name_from_type(value.var_type), name, value)
+                add(module, linen_collection(value), name, value)
             elif isinstance(own, nnx.Pytree):
                 claim(own, value, f"{where}/{name}")
             else:
+                _check_names(module, value)
                 put_part(module, name, value)
     else:
-        _update(module, unclaimed.dicts(), where)
+        _update(module, pending.dicts(), where)
+
+
+def _check_names(module: nnx.Pytree, pending: PendingVariables) -> None:
+    """Raises NameInUseError if variables lie aside because other parts have their names."""
+    for path, variable in walk(pending.dicts()):
+        if variable.get_metadata(DISPLACED_KEY, None) == Displaced(len(path)):
+            what = f"variable of {linen_collection(variable)!r}"
+            raise NameInUseError(what, path[0], type(module).__name__)
 
 
 def _update(module: nnx.Pytree, given: Mapping[str, Any], where: str) -> None:
@@ -82,7 +91,7 @@ def _update(module: nnx.Pytree, given: Mapping[str, Any], where: str) -> None:
 
 
 def _address(path: tuple[Any, ...], variable: nnx.Variable[Any]) -> Address:
-    return registry.current().name_from_type(variable.var_type), tuple(map(str, path))
+    return linen_collection(variable), tuple(map(str, path))
 
 
 def _is_abstract(value: object) -> bool:

@@ -45,7 +45,7 @@ from .attributes import (
 )
 from .given import claim
 from .of_call import check_fields
-from .variables import Unclaimed, is_vacant
+from .variables import PendingVariables, is_vacant
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -57,16 +57,12 @@ def auto_name(record: ModuleInCall, kind: type) -> str:
     return f"{kind.__name__}_{index}"
 
 
-def reserve(record: ModuleInCall, name: str, collection: str | None, what: str) -> None:
-    """Takes a name of a module; a variable shares it only with those of other collections.
-
-    Raises NameInUseError if it is taken.
-    """
-    taken = record.reserved.setdefault(name, set())
-    is_taken = None in taken or collection in taken or (collection is None and taken)
-    if is_taken or (not record.in_setup and _is_of_field(record.module, name)):
+def reserve(record: ModuleInCall, name: str, what: str) -> None:
+    """Takes a name of a module. Raises NameInUseError if it is taken."""
+    is_of_field = not record.in_setup and _is_of_field(record.module, name)
+    if name in record.reserved or is_of_field:
         raise NameInUseError(what, name, type(record.module).__name__)
-    taken.add(collection)
+    record.reserved.add(name)
 
 
 def _is_of_field(module: LinenStyle, name: str) -> bool:
@@ -84,7 +80,7 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
     same. Raises NameInUseError if something else has the name.
     """
     if record.is_declaring:
-        reserve(record, name, None, "submodule")
+        reserve(record, name, "submodule")
     check_fields(record, submodule, name)
     module = record.module
     before = attributes_of(module).get(name)
@@ -92,7 +88,7 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
     if before is submodule or (stays and isinstance(before, nnx.Module)):
         return before
     placed: Any = submodule
-    if isinstance(before, nnx.Pytree) and not isinstance(before, Unclaimed):
+    if isinstance(before, nnx.Pytree) and not isinstance(before, PendingVariables):
         placed = reused(before, submodule)
         if placed is None:
             raise NameInUseError("submodule", name, type(module).__name__)
@@ -102,7 +98,7 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
                 # Only a view has a part before its `setup` has run.
                 attributes_of(module)[name] = submodule
     else:
-        if isinstance(before, Unclaimed):
+        if isinstance(before, PendingVariables):
             claim(submodule, before, f"{type(module).__name__}/{name}")
         elif is_vacant(before):
             delattr(module, name)
@@ -295,6 +291,6 @@ def settle(views: Iterable[tuple[Any, Any]]) -> None:
     for before, fresh in views:
         for name, value in list(vars(fresh).items()):
             held = vars(before).get(name)
-            is_new = is_part(value) and (not is_part(held) or isinstance(held, Unclaimed))
+            is_new = is_part(value) and (not is_part(held) or isinstance(held, PendingVariables))
             if is_new and not is_note(name) and name != SCOPE:
                 put_part(before, name, value)

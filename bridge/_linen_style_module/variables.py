@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -14,8 +13,9 @@ from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.convert import state_to_linen
 from bridge._conversion.inner_boxes import boxed, is_plain, unboxed_within
 from bridge._conversion.linen_attributes import is_linen_style
-from bridge._conversion.neutral import Displaced, as_dicts, nest, unplace, walk
+from bridge._conversion.neutral import Displaced, as_dicts, nest, walk
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
+from bridge._errors import NameInUseError
 from bridge._flax.objects import attributes_of
 from bridge._flax.variables import raw_value
 
@@ -25,57 +25,34 @@ from .attributes import (
     is_reserved_name,
     names_of,
     priorities_of,
-    put,
     put_part,
 )
 
 
-class Unclaimed(nnx.Pytree):
+class PendingVariables(nnx.Pytree):
     """Variables that are at a place where no submodule is yet, or that nobody has declared yet."""
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(name, Variable or more of these) of everything that is here."""
         for name, value in list(vars(self).items()):
-            if isinstance(value, nnx.Variable | Unclaimed):
+            if isinstance(value, nnx.Variable | PendingVariables):
                 yield name, value
 
     def dicts(self) -> dict[str, Any]:
         """The same as nested dicts."""
-        return {n: x.dicts() if isinstance(x, Unclaimed) else x for n, x in self.items()}
-
-    def take(self, collection: str) -> dict[str, Any]:
-        """Takes out what Linen holds in a collection, as nested dicts."""
-        active, found = registry.current(), {}
-        for path, variable in walk(self.dicts()):
-            if active.name_from_type(variable.var_type) == collection:
-                displaced = variable.get_metadata(DISPLACED_KEY, None)
-                is_inside = displaced is not None and displaced.length < len(path)
-                found[unplace(path, displaced if is_inside else None)] = boxed(variable)
-                self.remove(path)
-        return nest(found)
-
-    def remove(self, path: Sequence[str]) -> None:
-        """Removes a Variable, and what is empty without it."""
-        name, *below = path
-        if below:
-            vars(self)[name].remove(below)
-        if not below or not vars(self)[name].dicts():
-            delattr(self, name)
+        return {n: x.dicts() if isinstance(x, PendingVariables) else x for n, x in self.items()}
 
 
 def find(module: nnx.Pytree, collection: str, name: str) -> nnx.Variable[Any] | None:
     """The Variable of a module that Linen knows by this collection and name."""
-    active, is_displaced = registry.current(), False
-    for place in _places(module, collection):
-        value = place.get(name)
-        if (
-            isinstance(value, nnx.Variable)
-            and (value.get_metadata(DISPLACED_KEY, None) is not None) is is_displaced
-            and active.name_from_type(value.var_type) == collection
-        ):
-            return value
-        is_displaced = True
-    return None
+    value = attributes_of(module).get(name)
+    is_variable = isinstance(value, nnx.Variable)
+    return value if is_variable and linen_collection(value) == collection else None
+
+
+def linen_collection(variable: nnx.Variable[Any]) -> str:
+    """The collection that a Variable belongs to."""
+    return registry.current().name_from_type(variable.var_type)
 
 
 def find_declared(module: nnx.Pytree, collection: str, name: str) -> nnx.Variable[Any] | None:
@@ -84,35 +61,14 @@ def find_declared(module: nnx.Pytree, collection: str, name: str) -> nnx.Variabl
     The value may be nested dicts, which look like the variables of a submodule until they are
     declared.
     """
-    found = find(module, collection, name)
-    for place in _places(module, collection) if found is None else ():
-        held = place.get(name)
-        if isinstance(held, Unclaimed) and (value := held.take(collection)):
-            if not held.dicts():
-                del place[name]
-            found = made(collection, name, value)
-            add(module, collection, name, found)
-            break
-    return found
-
-
-def _places(module: nnx.Pytree, collection: str) -> Iterator[dict[str, Any]]:
-    """Where the variables of a collection are: the attributes, and what is displaced."""
-    own = attributes_of(module)
-    yield own
-    for head in _heads(module, collection):
-        if isinstance(own.get(head), Unclaimed):
-            yield attributes_of(own[head])
-
-
-def _heads(module: nnx.Pytree, collection: str) -> Iterator[str]:
-    """The names below which variables of a collection are displaced; the last one is free."""
-    own, names = attributes_of(module), names_of(module)
-    for head in (collection + "_" * n for n in itertools.count()):
-        yield head
-        is_taken = head in own or head in names or hasattr(type(module), head)
-        if not is_taken and not is_reserved_name(head):
-            return
+    held = attributes_of(module).get(name)
+    if isinstance(held, PendingVariables):
+        leaves = walk(held.dicts())
+        if all(linen_collection(variable) == collection for _, variable in leaves):
+            delattr(module, name)
+            value = nest({path: boxed(variable) for path, variable in leaves})
+            add(module, collection, name, made(collection, name, value))
+    return find(module, collection, name)
 
 
 def held_below(module: nnx.Pytree, collection: str, name: str) -> Any:
@@ -123,25 +79,10 @@ def held_below(module: nnx.Pytree, collection: str, name: str) -> Any:
 
 
 def add(module: nnx.Pytree, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
-    """Gives a module a Variable, beside one of another collection of that name."""
-    if has_room(module, name):
-        put_part(module, name, variable)
-        return
-    other = vars(module).get(name)
-    if isinstance(other, nnx.Variable) and collection == "params":
-        # As in a ToNNX: parameters keep their place.
-        put_part(module, name, variable)
-        variable, collection = other, registry.current().name_from_type(other.var_type)
-    variable.set_metadata(DISPLACED_KEY, Displaced(1))
-    head, holder = collection, None
-    for head in _heads(module, collection):
-        holder = vars(module).get(head)
-        if isinstance(holder, Unclaimed) and name not in vars(holder):
-            break
-    else:
-        holder = Unclaimed()
-        put(module, head, holder)
-    setattr(holder, name, variable)
+    """Gives a module a Variable. Raises NameInUseError if another part has its name."""
+    if not has_room(module, name):
+        raise NameInUseError(f"variable of {collection!r}", name, type(module).__name__)
+    put_part(module, name, variable)
 
 
 def made(collection: str, name: str, value: object) -> nnx.Variable[Any]:
@@ -197,7 +138,7 @@ def _collect(
     if not is_linen_style(type(node)):
         for below, item in nnx.iter_graph(node, graph=True):
             if isinstance(item, nnx.Variable):
-                own = isinstance(node, Unclaimed)
+                own = isinstance(node, PendingVariables)
                 pieces = _pieces((*path, *below), item) if own else [((*path, *below), item)]
                 found.setdefault(id(item), list(pieces))
         return
@@ -226,8 +167,7 @@ def _pieces(
     if isinstance(value, jax.Array) or not is_plain(variable):
         yield path, variable
         return
-    active = registry.current()
-    collection = active.name_from_type(variable.var_type)
+    active, collection = registry.current(), linen_collection(variable)
     held = boxed(variable)
     for below, item in walk(held, empty=True) if isinstance(held, Mapping) else [((), held)]:
         own = None if displaced is None else Displaced(displaced.length + len(below))

@@ -51,7 +51,7 @@ class ModuleInCall:
       in_setup: whether its `setup` runs.
       compact_depth: how many of its compact methods run.
       type_counter: how many submodules of each class, by name, its compact method has made.
-      reserved: the names that are taken, and by which collections; None stands for a submodule.
+      reserved: the names that are taken.
       is_set_up: whether its `setup` has run in this call.
       made: what `setup` has made for this call, by name.
       views: (submodule, the same with other fields) of those that it has made anew.
@@ -68,7 +68,7 @@ class ModuleInCall:
     type_counter: defaultdict[str, int] = dataclasses.field(
         default_factory=lambda: defaultdict(int)
     )
-    reserved: dict[str, set[str | None]] = dataclasses.field(default_factory=dict)
+    reserved: set[str] = dataclasses.field(default_factory=set)
     is_set_up: bool = False
     made: dict[str, Any] = dataclasses.field(default_factory=dict)
     views: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)

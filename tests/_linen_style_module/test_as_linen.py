@@ -34,16 +34,6 @@ def sub(b):
     return Sub
 
 
-def one_name_in_two_collections(b):
-    class Model(b.Module):
-        @b.compact
-        def __call__(self, x):
-            first = self.variable("stats", "w", lambda: jnp.ones((1, 3)))
-            return scale(self, "w", x) + first.value
-
-    return Model()
-
-
 def a_parameter_named_as_a_field_and_as_a_method(b):
     class Model(b.Module):
         w: int = 3
@@ -54,23 +44,6 @@ def a_parameter_named_as_a_field_and_as_a_method(b):
         @b.compact
         def __call__(self, x):
             return scale(self, "w", scale(self, "encode", self.encode(x))) * self.w
-
-    return Model()
-
-
-def a_field_and_a_method_named_as_collections(b):
-    class Model(b.Module):
-        stats: int = 3
-
-        def cache(self):
-            return 2
-
-        @b.compact
-        def __call__(self, x):
-            x = scale(self, "w", x) * self.stats * self.cache()
-            for collection in ("stats", "cache"):
-                x = x + self.variable(collection, "w", lambda: jnp.ones((1, 3))).value
-            return x
 
     return Model()
 
@@ -252,9 +225,7 @@ def a_parameter_of_a_submodule_that_another_one_is_given(b):
 
 
 SAME = [
-    one_name_in_two_collections,
     a_parameter_named_as_a_field_and_as_a_method,
-    a_field_and_a_method_named_as_collections,
     containers,
     named_tuples_and_dataclasses,
     a_submodule_that_two_others_have,
@@ -426,6 +397,42 @@ def test_sown_perturbed_and_put_values_are_linens(options):
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("first", ["params", "stats", "submodule"])
+def test_a_name_is_that_of_one_variable_or_submodule(first):
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            if first == "submodule":
+                x = sub(bridge)(name="w")(x)
+            for collection in sorted(("params", "stats"), reverse=first == "stats"):
+                if collection == "params" and first != "submodule":
+                    x = scale(self, "w", x)
+                elif collection == "stats":
+                    x = x + self.variable("stats", "w", lambda: jnp.ones((1, 3)))[...]
+            return x
+
+    with pytest.raises(bridge.NameInUseError, match=r"'w' of a .* of Model"):
+        Model().init(0, X)
+    below = {"w": X} if first == "submodule" else X
+    variables = {"params": {"w": below}, "stats": {"w": X}}
+    for call in (lambda: Model().apply(variables, X), lambda: Model().bind(variables)):
+        with pytest.raises(bridge.NameInUseError, match=r"'w' of a .* of Model"):
+            call()
+
+
+def test_what_is_sown_needs_a_name_of_its_own():
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            self.sow("intermediates", "w", x)
+            return scale(self, "w", x)
+
+    variables = {"params": {"w": X}}
+    assert np.array_equal(Model().apply(variables, X), X * X)
+    with pytest.raises(bridge.NameInUseError, match="'w' of a variable of 'intermediates'"):
+        Model().apply(variables, X, mutable=["intermediates"])
+
+
 class OnlyCaptured(bridge.Module):
     @bridge.compact
     def __call__(self, x):
@@ -580,7 +587,7 @@ def of_value(value, b):
         def __call__(self, x, update=False):
             p = self.param("p", lambda key: VALUES[value]())
             q = self.variable("stats", "q", VALUES[value])
-            r = self.variable("stats", "p", VALUES[value])
+            r = self.variable("stats", "r", VALUES[value])
             assert self.variable("stats", "nothing", dict).value == {}
             if update:
                 q.value = jax.tree.map(lambda leaf: leaf + 1, q.value)
