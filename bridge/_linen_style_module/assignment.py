@@ -30,7 +30,7 @@ from .attributes import (
 )
 from .containers import items_within, mapped
 from .of_call import check_fields, is_of_call
-from .submodules import is_lazy, own, place_submodule, refer, wrapped
+from .submodules import is_lazy, own, place_submodule, refer
 
 
 def assign(module: LinenStyle, name: str, value: object) -> None:
@@ -143,7 +143,7 @@ def _wrapped_here(
     known: Any = record and record.call.holders.get(id(linen_module))
     if known is not None:
         return known[0]
-    made = wrapped(linen_module, record)
+    made = ToNNX(linen_module)
     if record is not None and record.in_setup and linen_module.name is not None:
         # What is made in `setup` keeps its name; what comes from outside is named by the attribute.
         _put(module, record, linen_module.name, made)

@@ -13,7 +13,7 @@ from bridge._flax.objects import is_initializing
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._module_calls.calls import ModuleInCall, innermost, joined
 
-from .submodules import auto_name, place_submodule, wrapped
+from .submodules import auto_name, place_submodule
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -93,10 +93,7 @@ def linen_in_bridge_mdl(linen_module: nn.Module, name: str | None = None) -> Any
     name = linen_module.name if name is None else name
     if name is None and record.in_compact:
         name = auto_name(record, type(linen_module))
-    before = vars(record.module).get(name) if name else None
-    # One that is there has keys of its own.
-    has_keys = isinstance(before, ToNNX) or record.is_repeating
-    module = wrapped(linen_module, None if has_keys else record)
+    module = ToNNX(linen_module)
     return place_submodule(record, name, module) if record.in_compact and name else module
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Collection, Iterable
 from typing import Any, TypeGuard
 
-from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
 
@@ -21,7 +20,6 @@ from bridge._flax.objects import (
     is_note,
     set_initializing,
 )
-from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._module_calls.calls import LinenStyle, ModuleInCall
 from bridge._module_calls.scope import is_of_linen
 from bridge._train_eval import MODE_FIELDS
@@ -148,9 +146,12 @@ def join_call(record: ModuleInCall, name: str, submodule: nnx.Module) -> None:
     found = record.call.find(submodule)
     if found is not None:
         adopt_fields(found)
-    elif is_initializing(record.module):
-        if isinstance(submodule, LinenHolder) and submodule.to_nnx__rngs is None:
-            _give_keys(submodule, record.rngs)
+        return
+    creates = is_initializing(record.module)
+    is_first = record.is_declaring or not attributes_of(record.module)[IS_SETUP]
+    if (creates or is_first) and isinstance(submodule, LinenHolder):
+        _give_keys(submodule, record.rngs)
+    if creates:
         set_initializing(nodes_below(submodule).objects, True)
 
 
@@ -198,17 +199,9 @@ def is_lazy(value: object) -> TypeGuard[LinenStyle]:
     return is_linen_style(type(value))
 
 
-def wrapped(linen_module: nn.Module, record: ModuleInCall | None) -> ToNNX:
-    """A Linen module as a submodule."""
-    module = ToNNX(linen_module)
-    if record is not None:
-        _give_keys(module, record.rngs)
-    return module
-
-
 def _give_keys(module: LinenHolder, rngs: nnx.Rngs) -> None:
     """Gives a Linen module streams of its own, named as Linen would have named them."""
-    if len(rngs):
+    if len(rngs) and module.to_nnx__rngs is None:
         streams = rngs.fork()
         if is_of_linen(rngs) and "default" in streams and "params" not in streams:
             named = {"params" if n == "default" else n: s for n, s in streams.items()}

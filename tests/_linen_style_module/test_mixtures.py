@@ -312,3 +312,28 @@ def test_a_variable_of_a_layer_is_read_before_its_first_call():
     own = make(bridge).init(0, x)
     assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, variables)
     assert np.array_equal(make(bridge).apply(own, x), make(nn).apply(own, x))
+
+
+@pytest.mark.parametrize("place", ["field", "setup", "compact"])
+def test_a_layer_of_flax_in_a_field_draws_the_keys_of_the_call(place):
+    class Around(bridge.Module):
+        inner: nn.Module
+
+        def __call__(self, x):
+            return self.inner(x)
+
+    class Model(bridge.Module):
+        def setup(self):
+            self.around = Around(nn.Dropout(0.5, deterministic=False))
+
+        @bridge.compact
+        def __call__(self, x):
+            made = self.around if place == "setup" else None
+            return (made or Around(nn.Dropout(0.5, deterministic=False)))(x)
+
+    model = Around(nn.Dropout(0.5, deterministic=False)) if place == "field" else Model()
+    y = model.apply({}, X, rngs={"dropout": 1})
+    assert np.array_equal(y, model.bind({}, rngs={"dropout": 1})(X))
+    assert not np.array_equal(y, model.apply({}, X, rngs={"dropout": 2}))
+    with pytest.raises(bridge.MissingRngError):
+        model.apply({}, X)
