@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable
 from typing import Any, TypeGuard
 
 from flax import nnx
-from flax.core import FrozenDict
 
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._errors import NameInUseError
+from bridge._fingerprint import fingerprint
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import (
     DATA_NOTE,
@@ -44,8 +44,6 @@ from .attributes import (
 from .given import claim
 from .of_call import check_fields
 from .variables import PendingVariables, is_vacant
-
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 
 def auto_name(record: ModuleInCall, kind: type) -> str:
@@ -224,10 +222,9 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
             if held_by(fresh, name) is None:
                 # What train() and eval() have set answers where the model leaves it open.
                 vars(fresh)[name] = held_by(before, name)
+        values = [[getattr(module, name) for name in names] for module in (before, fresh)]
         # A class that is made in a call is another one in the next.
-        if type(before) is type(fresh) and all(
-            _is_equal(held_by(before, name), held_by(fresh, name)) for name in names
-        ):
+        if type(before) is type(fresh) and len({*map(fingerprint, values)}) == 1:
             return before
         _view(before, fresh, names)
     elif type(before) is not type(fresh):
@@ -241,19 +238,6 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
         fresh.to_nnx__module = linen_module
     set_initializing([fresh], is_initializing(before))
     return fresh
-
-
-def _is_equal(a: object, b: Any) -> bool:
-    """Whether two values of a field are equal; modules in containers may not be."""
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(_is_equal, a, b))
-    if isinstance(a, FrozenDict):
-        return a.keys() == b.keys() and all(_is_equal(a[key], b[key]) for key in a)
-    return isinstance(a, _SIMPLE) and a == b
 
 
 def _view(before: LinenStyle, fresh: LinenStyle, fields: Collection[str]) -> None:

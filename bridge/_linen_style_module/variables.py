@@ -22,6 +22,7 @@ from bridge._flax.variables import raw_value
 from .attributes import (
     AttrPriority,
     has_room,
+    is_part,
     is_reserved_name,
     names_of,
     priorities_of,
@@ -109,13 +110,9 @@ def linen_variables(module: nnx.Pytree) -> dict[str, Any]:
     """The variables of a module as Linen has them; keys are not among them."""
     found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]] = {}
     references: list[tuple[tuple[Any, ...], Any]] = [((), module)]
-    seen: set[int] = set()
     # A reference adds nothing where the owner is below this module.
     for path, node in references:
-        if isinstance(node, nnx.Variable):
-            found.setdefault(id(node), list(_pieces(path, node)))
-        else:
-            _collect(node, path, found, seen, references)
+        _collect(node, path, found, references)
     items = [x for pieces in found.values() for x in pieces if not isinstance(x[1], nnx.RngState)]
     return as_dicts(state_to_linen(items))
 
@@ -124,39 +121,36 @@ def _collect(
     node: Any,
     path: tuple[Any, ...],
     found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]],
-    seen: set[int],
     references: list[tuple[tuple[Any, ...], Any]],
 ) -> None:
-    """Adds the Variables below a node, each at its path of highest priority.
+    """Adds the Variables in or below a node by id, each at the path of its owner.
 
-    Attributes of low priority, and Variables given as fields, go to `references`, which come after
-    all others.
+    Attributes that refer to what another module owns go to `references`, which come after all
+    others.
     """
-    if id(node) in seen:
+    if id(node) in found:
         return
-    seen.add(id(node))
+    if isinstance(node, nnx.Variable):
+        found[id(node)] = list(_pieces(path, node))
+        return
+    found[id(node)] = []
     if not is_linen_style(type(node)):
         for below, item in nnx.iter_graph(node, graph=True):
             if isinstance(item, nnx.Variable):
-                own = isinstance(node, PendingVariables)
-                pieces = _pieces((*path, *below), item) if own else [((*path, *below), item)]
-                found.setdefault(id(item), list(pieces))
+                _collect(item, (*path, *below), found, references)
         return
-    priorities, default = priorities_of(node), AttrPriority.DEFAULT
-    own = [(n, x) for n, x in vars(node).items() if not is_reserved_name(n)]
-    own.sort(key=lambda item: (priorities.get(item[0], default), item[0]))
+    priorities = priorities_of(node)
+    order = {n: priorities.get(n, AttrPriority.DEFAULT) for n in vars(node)}
+    fields = {*type(node).__dataclass_fields__} - {*names_of(node)}
+    own = [(n, x) for n, x in vars(node).items() if not is_reserved_name(n) and is_part(x)]
     # What a module declares comes before the fields of those that it gives it to.
+    own.sort(key=lambda item: (not isinstance(item[1], nnx.Variable), order[item[0]], item[0]))
     for name, value in own:
-        is_given = name in type(node).__dataclass_fields__ and name not in names_of(node)
-        if isinstance(value, nnx.Variable) and is_given:
+        is_given = isinstance(value, nnx.Variable) and name in fields
+        if is_given or order[name] == AttrPriority.LOW:
             references.append(((*path, name), value))
-        elif isinstance(value, nnx.Variable):
-            found.setdefault(id(value), list(_pieces((*path, name), value)))
-        elif isinstance(value, nnx.Pytree) and priorities.get(name) == AttrPriority.LOW:
-            references.append(((*path, name), value))
-    for name, value in own:
-        if isinstance(value, nnx.Pytree) and priorities.get(name) != AttrPriority.LOW:
-            _collect(value, (*path, name), found, seen, references)
+        else:
+            _collect(value, (*path, name), found, references)
 
 
 def _pieces(
