@@ -94,13 +94,13 @@ def innermost_linen() -> nn.Module | None:
     return top if isinstance(top, nn.Module) and not isinstance(top, NNXHolder) else None
 
 
-def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a method that may be bound to a Linen module.
+def unbound_function(method: Callable[..., Any], owner: type = nn.Module) -> Callable[..., Any]:
+    """The function behind a method that may be bound to a module.
 
     Raises ApplyModuleInvalidMethodError if it takes no module.
     """
     function: Any = method
-    if inspect.ismethod(function) and isinstance(function.__self__, nn.Module):
+    if inspect.ismethod(function) and isinstance(function.__self__, owner):
         function = function.__func__
     if not callable(function) or not inspect.signature(function).parameters:
         raise flax_errors.ApplyModuleInvalidMethodError(function)

@@ -66,6 +66,7 @@ def _repeat(record: ModuleInCall, name: str, value: object) -> None:
         held = attributes_of(record.module).get(key)
         if is_lazy(item) and is_lazy(held):
             # What `setup` makes may call it.
+            own(record, key, held)
             record.call.replace(item, held)
         elif not _is_part(item) and is_of_call(item):
             record.made[key] = item
@@ -107,8 +108,6 @@ def _assign_structure(
         stays = record is not None and is_part(vars(module).get(name))
         if name in vars(module) and name not in names_of(module) and not stays:
             delattr(module, name)
-        set_name(module, name, structure)
-    elif record is not None and name in record.made:
         set_name(module, name, structure)
     else:
         drop_name(module, name)

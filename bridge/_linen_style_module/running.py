@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-from flax import errors as flax_errors
 from flax import nnx
 from flax.core import FrozenDict
 
@@ -21,7 +21,7 @@ from bridge._errors import (
     InvalidMethodError,
 )
 from bridge._flax import filters
-from bridge._flax.linen_modules import is_call
+from bridge._flax.linen_modules import is_call, unbound_function
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.passed_values import PassedValues
@@ -40,10 +40,9 @@ from bridge._types import CollectionFilter, Method, Rngs, Variable
 from .attributes import IS_SETUP
 from .calling import call_of, in_call, set_up
 from .containers import mapped
-from .given import install
 from .methods import is_entering
 from .submodules import is_lazy
-from .variables import linen_variables
+from .variables import install, linen_variables
 
 # The options of `nnx.tabulate` and Linen's `tabulate`; the method's arguments are the others.
 _OF_TABLE = ("depth", "row_filter", "table_kwargs", "column_kwargs", "console_kwargs")
@@ -341,9 +340,4 @@ def _function(module: LinenStyle, method: Method) -> Callable[..., Any]:
             names = [n for n, x in inspect.getmembers(type(module)) if is_entering(x)]
             raise InvalidMethodError(type(module), method, names)
         return found
-    function = method
-    if inspect.ismethod(method) and isinstance(method.__self__, nnx.Module):
-        function = method.__func__
-    if not callable(function) or not inspect.signature(function).parameters:
-        raise flax_errors.ApplyModuleInvalidMethodError(function)
-    return lambda *args, **kwargs: function(module, *args, **kwargs)
+    return functools.partial(unbound_function(method, nnx.Module), module)

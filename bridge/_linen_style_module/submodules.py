@@ -41,9 +41,8 @@ from .attributes import (
     set_name,
     set_priority,
 )
-from .given import claim
 from .of_call import check_fields
-from .variables import PendingVariables, is_vacant
+from .variables import PendingVariables, claim, is_vacant
 
 
 def auto_name(record: ModuleInCall, kind: type) -> str:
@@ -134,7 +133,7 @@ def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
     if found is None:
         found = call.attach(submodule, record, name)
     elif not found.is_owned:
-        found.is_owned, found.parent, found.path = True, record, path
+        found.is_owned, found.path = True, path
     return found.path == path
 
 

@@ -44,7 +44,6 @@ class ModuleInCall:
     Attributes:
       module: the module.
       call: the call of the outermost module.
-      parent: the module that it belongs to, None for the outermost one.
       path: the names that lead to the module.
       rngs: the streams that its keys are drawn from.
       is_owned: whether it has its place in the tree, so that another attribute is a reference.
@@ -59,7 +58,6 @@ class ModuleInCall:
 
     module: Any
     call: ModuleCall
-    parent: ModuleInCall | None
     path: tuple[str, ...]
     rngs: nnx.Rngs
     is_owned: bool = True
@@ -166,7 +164,7 @@ class ModuleCall:
         if rngs is None:
             rngs = parent.rngs if parent else nnx.Rngs()
         path = (*parent.path, name or type(module).__name__) if parent else ()
-        record = ModuleInCall(module, self, parent, path, rngs)
+        record = ModuleInCall(module, self, path, rngs)
         record.is_owned = name is not None or parent is None
         self._records[id(module)] = record
         if parent is not None and is_initializing(parent.module) and not is_initializing(module):
