@@ -105,28 +105,6 @@ def noted_data(
     return {DATA_NOTE: DATA_ATTRIBUTES(kept, copy=False)}
 
 
-def set_past_class(node: nnx.Pytree, name: str, value: object) -> None:
-    """Sets an attribute that is data, whatever the class has by that name, such as a property."""
-    own = vars(node)
-    own[name] = value
-    if DATA_NOTE in own:
-        own[DATA_NOTE] = own[DATA_NOTE].update({name: True})
-
-
-def unflattened(
-    cls: type[Any], static: tuple[Iterable[Any], Iterable[Any], Iterable[Any]], data: Iterable[Any]
-) -> Any:
-    """`Pytree._pytree__unflatten`, which stops at an attribute that the class has a property for.
-
-    `static` is what JAX keeps of an object: (names of data, names of static ones, their values).
-    """
-    names, static_names, values = static
-    made = object.__new__(cls)
-    vars(made).update(zip(map(str, names), data, strict=True))
-    vars(made).update(zip(map(str, static_names), values, strict=True))
-    return made
-
-
 def mark_arrays_as_data(nodes: Iterable[nnx.Pytree]) -> None:
     """Makes array attributes that are not Variables data, whatever they are while traced.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any, TypeGuard
 
 from flax import linen as nn
@@ -20,6 +19,7 @@ from .attributes import (
     Ref,
     drop_name,
     is_part,
+    is_property,
     is_reserved_name,
     names_of,
     put,
@@ -39,9 +39,7 @@ def assign(module: LinenStyle, name: str, value: object) -> None:
     A submodule of either kind is named after the attribute; one in a list or a dict gets Linen's
     name for it, such as `layers_0`. A submodule or variable that already has a place keeps it.
     """
-    if is_reserved_name(name) or hasattr(
-        inspect.getattr_static(type(module), name, None), "__set__"
-    ):
+    if is_reserved_name(name) or is_property(type(module), name):
         put(module, name, value)
         return
     if isinstance(value, dataclasses.Field):

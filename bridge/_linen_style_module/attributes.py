@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import inspect
 from collections.abc import Iterator
 from typing import Any, TypeAlias, TypeGuard
 
@@ -15,7 +16,8 @@ import jax
 from flax import nnx
 
 from bridge._conversion.linen_attributes import IS_SETUP as IS_SETUP
-from bridge._flax.objects import CAPTURES, attributes_of, is_data_attribute, is_note, set_past_class
+from bridge._errors import NameInUseError
+from bridge._flax.objects import CAPTURES, attributes_of, is_data_attribute, is_note
 from bridge._module_calls.calls import SCOPE as SCOPE
 from bridge._types import Variable
 
@@ -85,20 +87,22 @@ def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
     """Puts a submodule or a Variable into the attribute of its Linen name.
 
     As in Linen, a read still returns a value or a class member with this name, until `drop_name`
-    says otherwise.
+    says otherwise. Raises NameInUseError if the class has a property of this name.
     """
-    own = attributes_of(module)
+    own, kind = attributes_of(module), type(module)
+    if is_property(kind, name):
+        raise NameInUseError("submodule or variable", name, kind.__name__)
     if name not in names_of(module):
         if name in own and not is_part(own[name]):
             set_name(module, name, stand_in(module, name, own[name]))
-        elif name not in own and (hasattr(type(module), name) or name == "name"):
+        elif name not in own and (hasattr(kind, name) or name == "name"):
             set_name(module, name, Otherwise.CLASS)
-    if name not in names_of(module):
-        put(module, name, part)
-        return
-    # Raises if the module belongs to another trace.
-    put(module, NAMES, own[NAMES])
-    set_past_class(module, name, part)
+    put(module, name, part)
+
+
+def is_property(kind: type, name: str) -> bool:
+    """Whether a class, and not its instances, decides what an attribute is set to."""
+    return hasattr(inspect.getattr_static(kind, name, None), "__set__")
 
 
 def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool) -> None:

@@ -12,7 +12,6 @@ from flax import nnx
 from bridge._flax.objects import (
     attributes_of,
     is_note,
-    unflattened,
 )
 from bridge._flax.tabulate import uncounted
 from bridge._module_calls.calls import LinenStyle, joined, record_of
@@ -164,14 +163,10 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         assign(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        names = names_of(self)
-        if name not in names:
-            super().__delattr__(name)
-        elif name in vars(self):
-            # Past a property of the class.
-            del vars(self)[name]
-        else:
+        if name in names_of(self) and name not in vars(self):
             drop_name(self, name)
+        else:
+            super().__delattr__(name)
 
     def _graph_node_flatten(self) -> tuple[list[tuple[str, Any]], type[Self]]:
         flattened: list[Any] = super()._graph_node_flatten()[0]
@@ -192,10 +187,6 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         if top is not None:
             top.call.has_copies = True
         vars(self).update(held)
-
-    @classmethod
-    def _pytree__unflatten(cls, static: tuple[Any, ...], node_attrs: Iterable[Any]) -> Self:
-        return unflattened(cls, static, node_attrs)
 
     def _graph_node_set_key(self, key: str, value: object) -> None:
         held = vars(self).get(key)

@@ -19,10 +19,11 @@ BASES = {nn: nn.Module, peer: peer.Module, bridge: bridge.Module}
 # Linen's own members cannot be fields, and an assignment in `setup` breaks Linen with most of them.
 _OF_LINEN = {n for n in dir(nn.Module) if n[0] != "_"}
 _OF_NNX = {n for kind in (bridge.Module, peer.Module) for n in dir(kind) if n[0] != "_"}
-_OWN = {n for n in dir(bridge.Module) if n.startswith("bridge__")} | {"attr_priorities"}
+_OWN = {n for n in dir(bridge.Module) if n.startswith("bridge__")}
+_OWN |= {"attr_priorities", "path", "scope", "variables"}
 PLAIN = ("layers", "features", "blocks", "gain", "x0", "_hidden", "layers_0")
-ASSIGNED = sorted({*PLAIN} | (_OF_NNX - _OF_LINEN - _OWN - {"scope"}))
-DECLARED = sorted({*ASSIGNED, *_OF_LINEN, *_OF_NNX, "name", "scope"} - _OWN)
+ASSIGNED = sorted({*PLAIN} | (_OF_NNX - _OF_LINEN - _OWN))
+DECLARED = sorted({*ASSIGNED, *_OF_LINEN, *_OF_NNX, "name"} - _OWN)
 
 
 class Part(NamedTuple):

@@ -24,6 +24,7 @@ NAMES = sorted(
     {n for kind in (nn.Module, peer.Module, bridge.Module) for n in dir(kind) if n[0] != "_"}
     - {n for n in dir(bridge.Module) if n.startswith("bridge__")}
 )
+PROPERTIES = [n for n in NAMES if isinstance(getattr(bridge.Module, n, None), property)]
 
 
 def shapes(variables):
@@ -109,18 +110,17 @@ def an_alias_for_a_name_of_the_class(b):
     return Model()
 
 
-def parts_named_as_fields_and_properties(b):
+def parts_named_as_fields_and_methods(b):
     class Model(b.Module):
         features: int = 3
         w: int = 5
 
-        @property
         def head(self):
             return self.features + 1
 
         @b.compact
         def __call__(self, x):
-            x = SCALES[b](name="features")(x) * self.features * self.w * self.head
+            x = SCALES[b](name="features")(x) * self.features * self.w * self.head()
             x = SCALES[b](name="head")(x) * jnp.asarray(self.param("w", INIT, (1, 3)))
             return SCALES[b](name="name")(x) * (1 if self.name is None else 2)
 
@@ -158,11 +158,11 @@ def names_of_all_kinds(b):
             for layer in self.layers:
                 x = layer(x)
             x = self.decoder(self.blocks[1]["a"](self.blocks[0](x))) * self.features
-            for name in ("features", "apply", "path", "name"):
+            for name in ("features", "apply", "sow", "name"):
                 x = SCALES[b](name=name)(x)
             assert self.train is True
             x = x * jnp.asarray(self.gain) * jnp.asarray(self.eval)
-            return x * jnp.asarray(self.param("variables", INIT, (1, 3)))
+            return x * jnp.asarray(self.param("variable", INIT, (1, 3)))
 
     return Model(layers=[SCALES[b](), SCALES[b]()])
 
@@ -173,7 +173,7 @@ SAME = [
     a_list_for_a_name_of_the_class,
     a_parameter_for_a_name_of_the_class,
     an_alias_for_a_name_of_the_class,
-    parts_named_as_fields_and_properties,
+    parts_named_as_fields_and_methods,
     a_field_that_is_a_method_of_nnx,
     names_of_all_kinds,
 ]
@@ -200,7 +200,28 @@ def submodule_of_name(name, b):
     return Model()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*PROPERTIES, "width"])
+def test_a_part_may_not_have_the_name_of_a_property(name):
+    class Model(bridge.Module):
+        @property
+        def width(self):
+            return 3
+
+        @bridge.compact
+        def __call__(self, x, is_parameter):
+            if is_parameter:
+                return x * self.param(name, INIT, (1, 3))
+            return SCALES[bridge](name=name)(x)
+
+    for is_parameter in (True, False):
+        with pytest.raises(bridge.NameInUseError, match=f"'{name}'"):
+            Model().init(0, X, is_parameter)
+    variables = {"params": {name: {"s": X}}}
+    with pytest.raises(bridge.NameInUseError, match=f"'{name}'"):
+        Model().apply(variables, X, False)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*PROPERTIES}))
 def test_a_submodule_of_a_compact_method_has_any_name(name):
     variables = submodule_of_name(name, nn).init(KEY, X)
     y = submodule_of_name(name, nn).apply(variables, X)
