@@ -22,6 +22,14 @@ class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError
         )
 
     @classmethod
+    def of_loose(cls, module: str, root: str) -> DeclarationError:
+        """The error for a module that creates variables and is in no attribute of the model."""
+        return cls(
+            f"{module} creates variables, and is no submodule of {root}; assign it to an attribute"
+            " in `setup()`, or make it in a method wrapped in `@compact`"
+        )
+
+    @classmethod
     def of_argument(cls, owner: str, expected: str, found: object) -> DeclarationError:
         """The error for an invalid name or parent."""
         return cls(f"{owner} expected {expected}, found {shown(found)}; leave it out")

@@ -46,7 +46,6 @@ def in_call(call: ModuleCall, function: Callable[[ModuleInCall], T]) -> T:
         with detached(), _capturing(call.capture):
             return function(call.root)
     finally:
-        settle(call.root.views)
         call.close()
 
 

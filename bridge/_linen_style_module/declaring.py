@@ -18,6 +18,7 @@ from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.inner_boxes import boxed
 from bridge._errors import DeclarationError, MismatchError, NotInitializedError, path_text
 from bridge._fingerprint import fingerprint
+from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import CAPTURES, is_initializing
 from bridge._flax.tabulate import uncounted
 from bridge._flax.variables import raw_value
@@ -296,6 +297,11 @@ def _merged(before: object, value: object) -> Any:
 
 
 def _created(record: ModuleInCall, collection: str, name: str, value: object) -> nnx.Variable[Any]:
+    root = record.call.root.module
+    is_loose = not (record.is_owned or record.call.has_copies)
+    # A native module below the root may hold it.
+    if is_loose and not any(node is record.module for node in nodes_below(root).objects):
+        raise DeclarationError.of_loose(type(record.module).__name__, type(root).__name__)
     if isinstance(value, meta.AxisMetadata):
         # As a layer of Flax beside it.
         leaves = linen_leaves.from_variables({collection: {name: value}})

@@ -176,13 +176,12 @@ def _own_submodules(module: LinenStyle) -> list[str]:
     """
     held, names, priorities = attributes_of(module), names_of(module), priorities_of(module)
     fields = [n for f in type(module).__dataclass_fields__ for n in (f, *refs(names.get(f)))]
-    found = [
+    return [
         name
         for name in dict.fromkeys((*fields, *held))
         if (is_lazy(value := held.get(name)) or isinstance(value, LinenHolder))
         and priorities.get(name) != AttrPriority.LOW
     ]
-    return sorted(found, key=lambda name: priorities.get(name, AttrPriority.DEFAULT))
 
 
 def refer(module: LinenStyle, name: str) -> None:

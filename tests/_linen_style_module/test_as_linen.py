@@ -1,5 +1,6 @@
 """A body does the same on `bridge.Module` as on Linen's base class, errors included."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -271,6 +272,17 @@ def a_submodule_without_a_compact_method(b):
     return Model().init
 
 
+def a_submodule_in_no_attribute(b):
+    class Model(b.Module):
+        def setup(self):
+            self.functions = [functools.partial(sub(b)())]
+
+        def __call__(self, x):
+            return self.functions[0](x)
+
+    return Model().init
+
+
 def a_parameter_twice(b):
     class Model(b.Module):
         @b.compact
@@ -331,6 +343,10 @@ def a_key_of_no_stream(b):
 FAILING = {
     no_compact_method: ValueError,
     a_submodule_without_a_compact_method: flax_errors.AssignSubModuleError,
+    a_submodule_in_no_attribute: (
+        flax_errors.CallCompactUnboundModuleError,
+        flax_errors.AssignSubModuleError,
+    ),
     a_parameter_twice: flax_errors.NameInUseError,
     a_submodule_twice: flax_errors.NameInUseError,
     a_submodule_named_as_a_parameter: flax_errors.NameInUseError,
