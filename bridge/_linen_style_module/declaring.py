@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 from flax.core import meta
 
@@ -16,6 +15,8 @@ from bridge._bounded_cache import BoundedCache
 from bridge._conversion import linen_leaves
 from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.inner_boxes import boxed
+from bridge._conversion.matching import compare, same_shape
+from bridge._conversion.neutral import Address
 from bridge._errors import DeclarationError, MismatchError, NotInitializedError, path_text
 from bridge._fingerprint import fingerprint
 from bridge._flax.nodes import nodes_below
@@ -87,13 +88,10 @@ class Declaring(LinenStyle):
             key = record.scope.make_rng("params")
             found = _created(record, "params", name, init_fn(key, *init_args, **init_kwargs))
             return found if unbox else boxed(found)
-        wanted = _shapes_of_param(init_fn, init_args, init_kwargs)
+        wanted = _abstract_param(init_fn, init_args, init_kwargs)
         if found is None:
             raise _absent(record, "params", name, wanted)
-        value = raw_value(found)
-        if any(a != np.shape(b) for a, b in zip(wanted, jax.tree.leaves(value), strict=False)):
-            path = path_text("params", (*record.path, name))
-            raise MismatchError(_where(record), mis_shaped=_mis_shaped(path, wanted, value))
+        _check(record, "params", name, wanted, raw_value(found))
         return found if unbox else boxed(found)
 
     @uncounted
@@ -132,7 +130,7 @@ class Declaring(LinenStyle):
             found = _created(record, col, name, init_fn(*init_args, **init_kwargs))
         elif found is None:
             make = init_fn and functools.partial(init_fn, *init_args, **init_kwargs)
-            raise _absent(record, col, name, _shapes_of(make) if make else [])
+            raise _absent(record, col, name, make and _abstract(col, make))
         return found
 
     @uncounted
@@ -313,64 +311,62 @@ def _created(record: ModuleInCall, collection: str, name: str, value: object) ->
 
 
 # By fingerprint, as `normal()` in a method is another function in each call.
-_known_shapes: BoundedCache[list[tuple[int, ...]]] = BoundedCache(maxsize=1024)
+_known: BoundedCache[Any] = BoundedCache(maxsize=1024)
 
 
-def _shapes_of_param(
+def _abstract_param(
     init_fn: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> list[tuple[int, ...]]:
-    """The shapes that an initializer makes of these arguments.
+) -> Any:
+    """What an initializer makes of these arguments, as shapes.
 
     Linen traces the initializer at each call, which is most of what an eager call costs. JAX's own
     initializers depend on their arguments only, so they make the same shapes again. Any other one
     may read something that has changed, and is traced.
     """
 
-    def traced() -> list[tuple[int, ...]]:
-        return _shapes_of(lambda: init_fn(jax.random.key(0), *args, **kwargs))
+    def traced() -> Any:
+        return _abstract("params", lambda: init_fn(jax.random.key(0), *args, **kwargs))
 
     if getattr(init_fn, "__module__", None) not in _OF_JAX:
         return traced()
-    return _known_shapes.get(fingerprint((init_fn, args, dict(kwargs))), traced)
+    return _known.get(fingerprint((init_fn, args, dict(kwargs))), traced)
 
 
 _OF_JAX = {each.__module__ for each in (jax.nn.initializers.zeros, jax.nn.initializers.normal())}
 
 
-def _shapes_of(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:
-    """The shapes of what an initializer makes."""
-
-    def value() -> Any:
-        made = init_fn()
-        return made.raw_value if isinstance(made, nnx.VariableMetadata) else made
-
-    return [np.shape(leaf) for leaf in jax.tree.leaves(jax.eval_shape(value))]
+def _abstract(collection: str, init_fn: Callable[[], Any]) -> Any:
+    """The value of the Variable that an initializer makes, as shapes."""
+    return jax.eval_shape(lambda: raw_value(variables.made(collection, "", init_fn())))
 
 
-def _absent(
-    record: ModuleInCall, collection: str, name: str, shapes: list[tuple[int, ...]]
-) -> Exception:
-    """The error for a variable that is not there."""
+def _absent(record: ModuleInCall, collection: str, name: str, wanted: object) -> Exception:
+    """The error for a variable that is not there; `wanted` is None if nothing is known of it."""
     root = record.call.root.module
     state = nnx.state(root, nnx.Not(nnx.RngState))
     if record.call.mutable is None and not nnx.to_flat_state(state):
         name = type(root).__name__
         return NotInitializedError(name, f"take existing ones with {name}(…).bind(variables)")
-    path = path_text(collection, (*record.path, name))
-    shown = str(shapes[0]) if len(shapes) == 1 else "a value"
-    return MismatchError(_where(record), missing=[(path, shown)])
+    if wanted is None:
+        missing = [(path_text(collection, (*record.path, name)), "a value")]
+        return MismatchError(_where(record), missing=missing)
+    return compare(_leaves(record, collection, name, wanted), {}).error(_where(record))
 
 
-def _mis_shaped(
-    path: str, wanted: list[tuple[int, ...]], value: object
-) -> list[tuple[str, str, str]]:
-    """The leaves of a value that have other shapes: path, expected, found."""
-    found = jax.tree_util.tree_leaves_with_path(value)
-    return [
-        ("/".join([path, *(str(getattr(key, "key", key)) for key in keys)]), f"{a}", f"{shape}")
-        for a, (keys, leaf) in zip(wanted, found, strict=False)
-        if a != (shape := np.shape(leaf))
-    ]
+def _check(record: ModuleInCall, collection: str, name: str, wanted: object, value: object) -> None:
+    """Raises MismatchError if a variable lacks a leaf, or has one of another shape."""
+    if not same_shape(wanted, value):
+        comparison = compare(*(_leaves(record, collection, name, x) for x in (wanted, value)))
+        if not comparison.fits:
+            raise comparison.error(_where(record))
+
+
+def _leaves(record: ModuleInCall, collection: str, name: str, value: object) -> dict[Address, Any]:
+    """The leaves of a variable by address."""
+    return {
+        (collection, (*record.path, name, *(str(getattr(key, "key", key)) for key in keys))): leaf
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(value)
+    }
 
 
 def _where(record: ModuleInCall) -> str:

@@ -382,9 +382,12 @@ def test_every_leaf_of_a_parameter_with_another_shape_is_named():
     with pytest.raises(bridge.MismatchError) as caught:
         Pair(5).apply(Pair(4).init(0, X), X)
     assert caught.value.mis_shaped == (
-        ("params/w/b", "(5,)", "(4,)"),
-        ("params/w/c", "(5,)", "(4,)"),
+        ("params/w/b", "float32[5]", "float32[4]"),
+        ("params/w/c", "float32[5]", "float32[4]"),
     )
+    with pytest.raises(bridge.MismatchError) as caught:
+        Pair(4).apply({"params": {"w": {"a": jnp.ones(3), "c": jnp.ones(4), "d": jnp.ones(4)}}}, X)
+    assert caught.value.missing == (("params/w/b", "float32[4]"),)
 
 
 def test_threads_call_one_model_at_once():
