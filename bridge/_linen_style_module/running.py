@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.core import FrozenDict
 
-import registry
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.collections import OUTPUTS
 from bridge._errors import (
@@ -42,7 +41,7 @@ from .calling import call_of, in_call, set_up
 from .containers import mapped
 from .methods import is_entering
 from .submodules import is_lazy
-from .variables import install, linen_variables
+from .variables import install, linen_collection, linen_variables
 
 # The options of `nnx.tabulate` and Linen's `tabulate`; the method's arguments are the others.
 _OF_TABLE = ("depth", "row_filter", "table_kwargs", "column_kwargs", "console_kwargs")
@@ -276,12 +275,11 @@ def _applied(
 
 def _fixed(module: LinenStyle, mutable: CollectionFilter) -> list[Variable]:
     """The Variables of collections that a call may not update."""
-    active = registry.current()
     return [
         variable
         for variable in nodes_below(module).variables
         if not isinstance(variable, nnx.RngState)
-        and (name := active.name_from_type(variable.var_type)) not in OUTPUTS
+        and (name := linen_collection(variable)) not in OUTPUTS
         and not is_in(mutable, name)
     ]
 
@@ -307,10 +305,9 @@ def _check_fixed(
         if isinstance(value, Mapping) and not known.issuperset(map(id, jax.tree.leaves(value))):
             changed.append(variable)
     for variable in changed:
-        collection = registry.current().name_from_type(variable.var_type)
-        raise ImmutableCollectionError(
-            type(module).__name__, collection, "with apply(…, {mutable})"
-        )
+        collection = linen_collection(variable)
+        remedy = "with apply(…, {mutable})"
+        raise ImmutableCollectionError(type(module).__name__, collection, remedy)
 
 
 def _set_up_all(record: ModuleInCall) -> None:
