@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from flax import nnx
 
-from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import LinenHolder, is_linen_style, is_own_name
 from bridge._errors import NameInUseError
 from bridge._fingerprint import fingerprint
 from bridge._flax.nodes import nodes_below
@@ -266,6 +266,11 @@ def settle(views: Iterable[tuple[Any, Any]]) -> None:
     for before, fresh in views:
         for name, value in list(vars(fresh).items()):
             held = vars(before).get(name)
-            is_new = is_part(value) and (not is_part(held) or isinstance(held, PendingVariables))
-            if is_new and not is_note(name) and name != SCOPE:
+            if is_note(name) or name == SCOPE or value is held:
+                continue
+            if isinstance(before, LinenHolder):
+                # The variables of a Linen module are Variables and nested dicts of them.
+                if isinstance(value, nnx.Variable | dict) and not is_own_name(name):
+                    setattr(before, name, nnx.data(value))
+            elif is_part(value) and (not is_part(held) or isinstance(held, PendingVariables)):
                 put_part(before, name, value)

@@ -369,6 +369,31 @@ def test_a_second_lazy_init_adds_what_is_missing():
         Optional(extra=True).apply(variables, X)
 
 
+def test_a_second_lazy_init_adds_what_a_layer_of_flax_is_missing():
+    class Layer(nn.Module):
+        extra: bool
+
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Dense(4)(x)
+            return nn.Dense(4, name="more")(x) * self.param("g", INIT, (1, 4)) if self.extra else x
+
+    class Optional(bridge.Module):
+        extra: bool = False
+
+        @bridge.compact
+        def __call__(self, x):
+            return bridge.linen_in_bridge_mdl(Layer(self.extra))(x)
+
+    model = bridge.lazy_init(Optional(rngs=0), X)
+    kernel = model.Layer_0.Dense_0["kernel"]
+    model.extra = True
+    bridge.lazy_init(model, X)
+    assert model.Layer_0.Dense_0["kernel"] is kernel
+    params = model.Layer_0.linen_variables()
+    assert np.array_equal(model(X), Layer(extra=True).apply(params, X))
+
+
 def test_every_leaf_of_a_parameter_with_another_shape_is_named():
     class Pair(bridge.Module):
         size: int
