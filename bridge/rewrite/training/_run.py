@@ -91,9 +91,11 @@ class Seen:
         if self._recognizer is None:
             return
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        caller = frame.f_back.f_globals.get("__name__", "").partition(".")[0]
         for name in names:
             value = frame.f_locals.get(name)
-            kind = self._recognizer.kind(value)
+            # An optimizer gives a mask or a schedule its own tree, with NNX too.
+            kind = Kind.OTHER if caller == "optax" else self._recognizer.kind(value)
             known = kinds.setdefault(name, kind)
             if known is Kind.OTHER or (known is Kind.OPTIONAL and kind is not Kind.OTHER):
                 kinds[name] = kind

@@ -26,6 +26,11 @@ def examples(count=3, seed=0):
     ]
 
 
+def decayed(params):
+    """Kernels, and no biases."""
+    return jax.tree.map(lambda p: p.ndim > 1, params)
+
+
 '''
 
 APART = '''class Net(nn.Module):
@@ -45,9 +50,8 @@ def begin(rng, rate):
     """The first state."""
     net = Net()
     params = net.init(rng, jnp.ones([1, 6]))["params"]
-    return train_state.TrainState.create(
-        apply_fn=net.apply, params=params, tx=optax.sgd(rate, 0.9)
-    )
+    tx = optax.chain(optax.add_decayed_weights(0.1, mask=decayed), optax.sgd(rate, 0.9))
+    return train_state.TrainState.create(apply_fn=net.apply, params=params, tx=tx)
 
 
 @jax.jit

@@ -506,7 +506,7 @@ def test_the_command_writes_the_training_in_place(packages, capsys):
     out, err = capsys.readouterr()
     assert code == 0, err
     # `make` did not run. The line is that of the file as it was.
-    left = "to change by hand: train.py:35: Net: Net(in_features=6, rngs=nnx.Rngs(key))"
+    left = "to change by hand: train.py:40: Net: Net(in_features=6, rngs=nnx.Rngs(key))"
     assert [line for line in out.splitlines() if "to change by hand" in line] == [left]
     text = path.read_text()
     assert "class Net(nnx.Module)" in text
