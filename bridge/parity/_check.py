@@ -18,7 +18,7 @@ from bridge._errors import ConversionError, InvalidRngsError, ParityError, bulle
 
 from . import _sections, _training
 from ._captured import Trace
-from ._divergence import Divergence, Layers
+from ._divergence import Divergence, Layers, compare_layers
 from ._dropout import evaluating
 from ._layouts import layouts_of
 from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Observing, Request, model_of
@@ -139,7 +139,7 @@ def check(
     layouts, table = layouts_of(*models, rules), table_of(options.tolerances)
     sides = Sides(models, (first, second), layouts, table, options.dtypes)
     traces = _run(sides, given, jit=options.jit, is_observed=is_observed)
-    layers = Layers(traces, layouts, table, dtypes=options.dtypes) if traces else None
+    layers = compare_layers(traces, layouts, table, dtypes=options.dtypes) if traces else None
     outputs = [t.output for t in traces] or [p.first().output for p in sides.programs]
     optimizer = options.optimizer or optax.sgd(1e-2, momentum=0.9)
     makers: Mapping[str, Callable[[], Section]] = {

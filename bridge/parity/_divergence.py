@@ -33,12 +33,10 @@ class Divergence:
     Attributes:
       place: the layer's path in `a`; if the path in `b` differs, it follows behind an arrow. If
         the layer is called several times, the number of the call follows, from 0.
-      path: the layer's path in `a`. An item of a stacked layer has its index in it if the other
-        model has the items one by one.
+      path: the layer's path in `a`.
       path_in_b: the layer's path in `b`.
       call: which call of it, from 0.
       modules: the layer's class in `a` and in `b`.
-      position: which of the compared calls it is in the order of execution, from 0.
       inputs: the worst of its inputs, None if it has none that can be compared.
       output: the worst of its outputs.
       after: the last call before it with an output that agrees, empty if there is none.
@@ -54,10 +52,9 @@ class Divergence:
     path_in_b: tuple[str, ...]
     call: int
     modules: tuple[str, str]
-    position: int
     inputs: Compared | None
     output: Compared
-    after: str
+    after: str = ""
     before: str = ""
     leaves_tolerance: str = ""
     fields: tuple[FieldDifference, ...] = ()
@@ -69,22 +66,16 @@ class Divergence:
         return self.inputs is None or self.inputs.ok
 
 
+@dataclasses.dataclass(frozen=True)
 class Layers:
     """The layers of two models side by side.
-
-    A call ends after those inside it. So the first one with equal inputs and another output is
-    the innermost: the layer at fault, or the layer around it if all layers in it agree.
-
-    Args:
-      traces: what the reference did, and what the other model did.
-      layouts: how their paths correspond.
-      table: tolerances by dtype name.
-      dtypes: whether another dtype is a difference.
 
     Attributes:
       compared: the worst output of every call that both models make, in execution order.
       first: the call at fault: the first whose output differs though its inputs agree, or one
         before it that explains this.
+      inexact: the first call with bitwise equal inputs and an output that agrees only within
+        tolerance. If some of these calls differ in fields, the first of those, which explains more.
       nan_from: the first call with a NaN in both outputs and none in its inputs, empty if there is
         none.
       fields: which static fields differ, by the place of every layer that both models have, and of
@@ -93,126 +84,152 @@ class Layers:
       not_comparable: how many calls get and return arrays of other shapes.
     """
 
-    def __init__(
-        self,
-        traces: Sequence[Trace],
-        layouts: Layouts,
-        table: Mapping[str, Tolerance],
-        *,
-        dtypes: bool,
-    ):
-        self.compared: list[Compared] = []
-        self.first: Divergence | None = None
-        self.nan_from = ""
-        self.fields: dict[str, tuple[FieldDifference, ...]] = {}
-        self.not_comparable = 0
-        self._inexact: list[Divergence] = []
-        # The call of the largest growth so far, and the largest distance within each layer.
-        self._origin: tuple[float, Divergence] | None = None
-        self._inside: dict[tuple[str, ...], float] = {}
-        self._after = self._before = ""
-        self._table, self._dtypes, self._reshaped = table, dtypes, layouts.reshaped
-        found = paired(traces[0], traces[1], layouts)
-        self._several = _several([x for x, _ in found.pairs])
-        for x, y in found.pairs:
-            self._add(x, y)
-        if self.first is not None and not self.first.output.ok:
-            self.first = dataclasses.replace(self.first, before=self._before)
-        self.fields |= _dropouts_only(found.only_a, found.only_b)
-        self.only = [
-            list(_only(found.only_a, {x.path for x, _ in found.pairs})),
-            list(_only(found.only_b, {y.path for _, y in found.pairs})),
-        ]
+    compared: tuple[Compared, ...]
+    first: Divergence | None
+    inexact: Divergence | None
+    nan_from: str
+    fields: Mapping[str, tuple[FieldDifference, ...]]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+    not_comparable: int
 
-    @property
-    def inexact(self) -> Divergence | None:
-        """The first call with bitwise equal inputs and an output that agrees only within tolerance.
 
-        If some of these calls also differ in fields, the first of those, which explains more.
-        """
-        first = self._inexact[0] if self._inexact else None
-        return next((found for found in self._inexact if found.fields), first)
+def compare_layers(
+    traces: Sequence[Trace], layouts: Layouts, table: Mapping[str, Tolerance], *, dtypes: bool
+) -> Layers:
+    """Compares what the layers of two models did.
 
-    def _add(self, x: LayerCall, y: LayerCall) -> None:
-        """Compares two calls that are counterparts."""
-        place = _place(x, y, (x.path, x.method) in self._several)
-        fields = self._fields_of(x, y)
-        sides = [(x.outputs, y.outputs), (x.inputs, y.inputs)]
-        if x.path in self._reshaped:
-            sides = [(_in_shapes_of(own, other), other) for own, other in sides]
-        leaves, given = self._leaves(place, *sides[0]), self._leaves("", *sides[1])
-        of_one_shape = [c for c in given if c.is_of_one_shape]
-        if len(of_one_shape) < len(given):
-            # What comes in reshaped may go out reshaped, and be the same for all that.
-            leaves = [c for c in leaves if c.is_of_one_shape]
-        output, inputs = worst(leaves), worst(of_one_shape or given)
-        inputs_agree = inputs is None or inputs.ok
-        if not inputs_agree and not self._before and not self._is_settled():
-            # The first call with different inputs shows where a fault lies.
-            self._before = place
+    `traces` are those of the reference and of the other model, `table` has tolerances by dtype
+    name. With `dtypes`, another dtype is a difference.
+    """
+    found = paired(traces[0], traces[1], layouts)
+    several = _several([x for x, _ in found.pairs])
+    calls: list[Divergence] = []
+    fields: dict[str, tuple[FieldDifference, ...]] = {}
+    nan_from, not_comparable = "", 0
+    for x, y in found.pairs:
+        own, layer = _fields_of(x, y), _layer(x, y)
+        fields[layer] = tuple(dict.fromkeys((*fields.get(layer, ()), *own)))
+        is_reshaped = x.path in layouts.reshaped
+        place = _place(x, y, (x.path, x.method) in several)
+        inputs, output = _worst(place, x, y, table, dtypes=dtypes, is_reshaped=is_reshaped)
         if output is None:
-            self.not_comparable += bool(x.outputs or y.outputs)
-            return
-        found = Divergence(
-            place, x.path, y.path, x.nth, (x.module, y.module), len(self.compared), inputs, output,
-            self._after, fields=fields, drops=(x.drops, y.drops),
-        )  # fmt: skip
-        agrees = output.ok
-        if output.verdict != "bitwise" and inputs_agree:
-            self._note_growth(found, agrees)
-        if not agrees and not self._is_settled():
-            # If there is no better one, report the first.
-            self.first = found if self.first is None or found.inputs_agree else self.first
-            if self.first.inputs_agree and self._origin and self._origin[1] is not self.first:
-                self.first = dataclasses.replace(self._origin[1], leaves_tolerance=place)
-        elif agrees and self.first is None:
-            self._after = place
-        if output.verdict == "close" and (inputs is None or inputs.verdict == "bitwise"):
-            self._inexact.append(found)
-        if not self.nan_from and _has_nan(x.outputs, y.outputs) and not _has_nan(x.inputs):
-            self.nan_from = place
-        self.compared.append(output)
+            not_comparable += bool(x.outputs or y.outputs)
+            continue
+        modules = x.module, y.module
+        calls.append(
+            Divergence(
+                place,
+                x.path,
+                y.path,
+                x.nth,
+                modules,
+                inputs,
+                output,
+                fields=own,
+                drops=(x.drops, y.drops),
+            )
+        )
+        if not nan_from and _has_nan(x.outputs, y.outputs) and not _has_nan(x.inputs):
+            nan_from = place
+    return Layers(
+        tuple(call.output for call in calls),
+        _first(calls),
+        _inexact(calls),
+        nan_from,
+        {**fields, **_dropouts_only(found.only_a, found.only_b)},
+        (
+            tuple(_only(found.only_a, {x.path for x, _ in found.pairs})),
+            tuple(_only(found.only_b, {y.path for _, y in found.pairs})),
+        ),
+        not_comparable,
+    )
 
-    def _note_growth(self, call: Divergence, agrees: bool) -> None:
-        """Remembers the call whose output is the most times further apart than what goes into it.
 
-        What goes into a layer is its inputs, what the layers in it return, and rounding.
-        """
+def _first(calls: Sequence[Divergence]) -> Divergence | None:
+    """The call at fault, None if all are within tolerance."""
+    wrong = [number for number, call in enumerate(calls) if not call.output.ok]
+    if not wrong:
+        return None
+    # A call ends after those inside it. So the first one with equal inputs and another output is
+    # the innermost: the layer at fault, or the layer around it if all layers in it agree.
+    last = next((number for number in wrong if calls[number].inputs_agree), None)
+    fault = wrong[0]
+    if last is not None:
+        growths = _growths(calls[: last + 1])
+        fault = growths.index(max(growths))
+    call, end = calls[fault], min(fault, wrong[0])
+    after = calls[end - 1].place if end else ""
+    if last is not None and call.output.ok:
+        return dataclasses.replace(call, after=after, leaves_tolerance=calls[last].place)
+    others = [before.place for before in calls[:last] if not before.inputs_agree]
+    return dataclasses.replace(call, after=after, before=others[0] if others else "")
+
+
+def _growths(calls: Iterable[Divergence]) -> list[float]:
+    """How many times further apart the output of each call is than what goes into it.
+
+    What goes into a layer is its inputs, what the layers in it return, and rounding.
+    """
+    growths: list[float] = []
+    inside: dict[tuple[str, ...], float] = {}
+    for call in calls:
         found, most = call.output.max_rel, sys.float_info.max
         # Another shape or dtype is further than any distance.
-        is_other = found is None or (not agrees and len({*call.output.dtypes}) > 1)
+        is_other = found is None or (not call.output.ok and len({*call.output.dtypes}) > 1)
         apart = most if is_other else min(found or 0.0, most)
         given = (call.inputs and call.inputs.max_rel) or 0.0
         names = [name for name in call.output.dtypes if name and jnp.issubdtype(name, jnp.inexact)]
         rounding = [float(jnp.finfo(name).eps) for name in names]
-        inside = self._inside.get(call.path, 0.0)
-        growth = apart / max(given, inside, sys.float_info.min, *rounding)
-        if self._origin is None or growth > self._origin[0]:
-            self._origin = growth, call
-        if agrees:
+        explained = max(given, inside.get(call.path, 0.0), sys.float_info.min, *rounding)
+        growths.append(apart / explained if call.inputs_agree else 0.0)
+        if call.inputs_agree and call.output.ok:
             for length in range(len(call.path)):
                 above = call.path[:length]
-                self._inside[above] = max(apart, self._inside.get(above, 0.0))
+                inside[above] = max(apart, inside.get(above, 0.0))
+    return growths
 
-    def _is_settled(self) -> bool:
-        return self.first is not None and self.first.inputs_agree
 
-    def _fields_of(self, x: LayerCall, y: LayerCall) -> tuple[FieldDifference, ...]:
-        dtypes = [[str(v.dtype) for v in call.outputs.values()] for call in (x, y)]
-        same_dtypes = dtypes[0] == dtypes[1]
-        fields = field_differences((x.layer, y.layer), x.fields, y.fields, same_dtypes=same_dtypes)
-        found = tuple(fields)
-        place = _layer(x, y)
-        known = self.fields.get(place, ())
-        self.fields[place] = (*known, *(d for d in found if d not in known))
-        return found
+def _inexact(calls: Sequence[Divergence]) -> Divergence | None:
+    """`Layers.inexact`."""
+    found = [
+        call
+        for call in calls
+        if call.output.verdict == "close"
+        and (call.inputs is None or call.inputs.verdict == "bitwise")
+    ]
+    return next((call for call in found if call.fields), found[0] if found else None)
 
-    def _leaves(self, place: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Compared]:
-        """The arrays of two calls: of one name, or in order if no names are the same."""
-        names = [(name, name) for name in a if name in b]
-        if not names:
-            names = list(zip(a, b, strict=False))
-        return [compare(place, a[x], b[y], self._table, dtypes=self._dtypes) for x, y in names]
+
+def _fields_of(x: LayerCall, y: LayerCall) -> tuple[FieldDifference, ...]:
+    dtypes = [[str(v.dtype) for v in call.outputs.values()] for call in (x, y)]
+    same_dtypes = dtypes[0] == dtypes[1]
+    fields = field_differences((x.layer, y.layer), x.fields, y.fields, same_dtypes=same_dtypes)
+    return tuple(fields)
+
+
+def _worst(
+    place: str,
+    x: LayerCall,
+    y: LayerCall,
+    table: Mapping[str, Tolerance],
+    *,
+    dtypes: bool,
+    is_reshaped: bool,
+) -> tuple[Compared | None, Compared | None]:
+    """The worst of the inputs and of the outputs of two calls, None if nothing is comparable."""
+    found = []
+    for a, b in ((x.inputs, y.inputs), (x.outputs, y.outputs)):
+        own = _in_shapes_of(a, b) if is_reshaped else a
+        names = [(name, name) for name in own if name in b]
+        # In order if no names are the same.
+        pairs = names or list(zip(own, b, strict=False))
+        found.append([compare(place, own[m], b[n], table, dtypes=dtypes) for m, n in pairs])
+    inputs, outputs = found
+    of_one_shape = [c for c in inputs if c.is_of_one_shape]
+    if len(of_one_shape) < len(inputs):
+        # What comes in reshaped may go out reshaped, and be the same for all that.
+        outputs = [c for c in outputs if c.is_of_one_shape]
+    return worst(of_one_shape or inputs), worst(outputs)
 
 
 def _in_shapes_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from flax import nnx
 
 from bridge import port
 from bridge._conversion.convert import linen_to_nnx
-from bridge._conversion.neutral import Address, Path
+from bridge._conversion.neutral import Address
 from bridge._errors import path_text
 
 from ._models import Model
@@ -19,7 +18,7 @@ from ._numbers import is_comparable
 
 AddressedValues: TypeAlias = dict[Address, Any]
 LayerPath: TypeAlias = tuple[str, ...]
-Stacks: TypeAlias = Mapping[LayerPath, tuple[LayerPath, ...]]
+ValuesBelow: TypeAlias = Mapping[LayerPath, frozenset[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,32 +29,17 @@ class Layouts:
       convert: values of `a` by address -> the same by `b`'s addresses, in `b`'s layout. What has no
         place in `b` is left out.
       sources: the values of `a` that a value of `b` is made of, empty if that must be zero.
-      paths: the path of a layer of `a` -> that of the same layer of `b`; None for the same path.
-      stacks: the path of a layer that is stacked in `a` -> those of the layers of `b` that are its
-        items, by index.
-      stacks_in_b: the same for layers that are stacked in `b`, with the paths of `a`.
+      values_below: for `a` and for `b`, numbers for the values below each path. Values that are
+        made of each other have one number. None if both models have the same paths.
       reshaped: the paths of the layers of `a` with values of another shape in `b`.
       plan: the port plan that says so, None if both models have the same layout.
     """
 
     convert: Callable[[AddressedValues], AddressedValues]
     sources: Mapping[Address, tuple[Address, ...]]
-    paths: Mapping[LayerPath, LayerPath] | None = None
-    stacks: Stacks = dataclasses.field(default_factory=dict)
-    stacks_in_b: Stacks = dataclasses.field(default_factory=dict)
+    values_below: tuple[ValuesBelow, ValuesBelow] | None = None
     reshaped: frozenset[LayerPath] = frozenset()
     plan: Any = None
-
-    def path_in_b(self, path: LayerPath) -> LayerPath | None:
-        """The path in `b` of a layer of `a`, None if it is not known."""
-        if self.paths is None or not path:
-            return path
-        if path in self.paths:
-            return self.paths[path]
-        # A layer without variables has its name from the layer around it.
-        *outer, name = path
-        parent = self.path_in_b(tuple(outer))
-        return None if parent is None else (*parent, name)
 
     def place(self, address: Address) -> str:
         """How the report writes a value of `b`: the place in `a`, and that in `b` if another."""
@@ -98,16 +82,13 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
         if whole.keys() >= {*found}
     }
     pairs = [(source[1], own[1]) for own, found in sources.items() for source in found]
-    back = [(path_b, path_a) for path_a, path_b in pairs]
     shapes, others = ({as_text(x): leaf.value for x, leaf in m.values.items()} for m in (a, b))
     reshaped = frozenset(
         found[0][1][:-1]
         for own, found in sources.items()
         if len(found) == 1 and _is_reshaped(shapes.get(found[0]), others.get(own))
     )
-    return Layouts(
-        convert, sources, _layer_paths(pairs), stacks_of(pairs), stacks_of(back), reshaped, plan
-    )
+    return Layouts(convert, sources, _values_below(pairs), reshaped, plan)
 
 
 def _is_reshaped(a: Any, b: Any) -> bool:
@@ -125,75 +106,21 @@ def by_text(values: Mapping[Address, Any]) -> AddressedValues:
     return {as_text(address): value for address, value in values.items()}
 
 
-def _layer_paths(pairs: Sequence[tuple[LayerPath, LayerPath]]) -> dict[LayerPath, LayerPath]:
-    """The layers that hold the same values; of nested ones the innermost go together."""
-    by_values = _by_values(pairs)
-    paths: dict[LayerPath, LayerPath] = {(): ()}
-    below_a = _below(path_a for path_a, _ in pairs)
-    for path in sorted(below_a, key=len, reverse=True):
-        found = by_values.get(frozenset(below_a[path]), [])
-        if path and found:
-            # A layer that an inner path has taken is not available to an outer one.
-            paths[path] = found.pop(found.index(max(found, key=len)))
-    return paths
-
-
-def stacks_of(
+def _values_below(
     pairs: Sequence[tuple[LayerPath, LayerPath]],
-) -> dict[LayerPath, tuple[LayerPath, ...]]:
-    """The layers of one side that are stacked, with their items on the other side by index.
-
-    A layer is stacked if each of its leaves belongs to several leaves of the other side, and the
-    paths of these differ only in one number that counts from 0. A pair is the path of a leaf and
-    that of a leaf of the other side that shares its values.
-    """
-    of_leaf: dict[LayerPath, list[int]] = {}
-    for number, (path, _) in enumerate(pairs):
-        of_leaf.setdefault(path, []).append(number)
-    index: dict[int, int] = {}
-    for numbers in of_leaf.values():
-        index.update(zip(numbers, _indices([pairs[n][1] for n in numbers]), strict=False))
-    if not index:
-        return {}
-    by_values, below = _by_values(pairs), _below(path for path, _ in pairs)
-    stacks = {}
-    for path in sorted(below, key=len, reverse=True):
-        items: dict[int, set[int]] = {}
-        for number in below[path]:
-            items.setdefault(index.get(number, -1), set()).add(number)
-        found = [by_values.get(frozenset(items[i]), []) for i in sorted(items)]
-        if path and -1 not in items and all(found):
-            stacks[path] = tuple(layers.pop(layers.index(max(layers, key=len))) for layers in found)
-    return stacks
-
-
-def _indices(paths: Sequence[LayerPath]) -> list[int]:
-    """The numbers in which paths differ, empty if they differ in something else."""
-    places = [set(parts) for parts in zip(*paths, strict=False)]
-    varying = [place for place, parts in enumerate(places) if len(parts) > 1]
-    if len(varying) != 1 or len({len(path) for path in paths}) != 1:
-        return []
-    found = [re.fullmatch(r"(.*?)(\d+)", path[varying[0]]) for path in paths]
-    if any(match is None for match in found):
-        return []
-    names, numbers = zip(*(match.groups() for match in found if match), strict=True)
-    indices = [int(number) for number in numbers]
-    return indices if len(set(names)) == 1 and sorted(indices) == list(range(len(paths))) else []
-
-
-def _by_values(
-    pairs: Sequence[tuple[LayerPath, LayerPath]],
-) -> dict[frozenset[int], list[LayerPath]]:
-    """The layers of the other side by the pairs that are below them."""
-    by_values: dict[frozenset[int], list[LayerPath]] = {}
-    for path, numbers in _below(path for _, path in pairs).items():
-        by_values.setdefault(frozenset(numbers), []).append(path)
-    return by_values
-
-
-def _below(paths: Iterable[Path]) -> dict[LayerPath, set[int]]:
-    below: dict[LayerPath, set[int]] = {}
-    for number, path in enumerate(paths):
+) -> tuple[ValuesBelow, ValuesBelow]:
+    """`Layouts.values_below` for pairs of leaves that share values."""
+    numbers = {leaf: n for n, pair in enumerate(pairs) for leaf in enumerate(pair)}
+    before: dict[Any, int] = {}
+    # One leaf may be made of several, and these in turn are the source of another one.
+    while before != numbers:
+        before = dict(numbers)
+        for pair in pairs:
+            leaves = list(enumerate(pair))
+            numbers |= dict.fromkeys(leaves, min(numbers[leaf] for leaf in leaves))
+    below: tuple[dict[LayerPath, set[int]], ...] = ({}, {})
+    for (side, path), number in numbers.items():
         for length in range(len(path)):
-            below.setdefault(path[:length], set()).add(number)
-    return below
+            below[side].setdefault(path[:length], set()).add(number)
+    first, second = ({path: frozenset(own) for path, own in side.items()} for side in below)
+    return first, second
