@@ -30,7 +30,6 @@ class LayerCall:
       outputs: arrays by where they are in the output.
       is_leaf: whether it called no other layer.
       fields: the layer's static fields, in the form that `_fields` compares.
-      drops: whether dropout was on.
     """
 
     path: tuple[str, ...]
@@ -41,7 +40,6 @@ class LayerCall:
     outputs: Mapping[str, Any]
     is_leaf: bool
     fields: Mapping[str, Any]
-    drops: bool
 
     @property
     def module(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -18,8 +18,7 @@ from bridge._errors import ConversionError, InvalidRngsError, ParityError, bulle
 
 from . import _sections, _training
 from ._captured import Trace
-from ._divergence import Divergence, Layers, compare_layers
-from ._dropout import evaluating
+from ._divergence import compare_layers
 from ._layouts import layouts_of
 from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Observing, Request, model_of
 from ._numbers import table_of
@@ -158,15 +157,12 @@ def check(
         for name in SECTIONS
         if name in chosen and (name != "port plan" or layouts.plan is not None)
     ]
-    report = Report(
+    return Report(
         models[0].name,
         models[1].name,
         tuple(made),
         layers and layers.first,
         layers and layers.inexact,
-    )
-    return dataclasses.replace(
-        report, hints=tuple(_hints(report, given, layers, is_training=train))
     )
 
 
@@ -188,31 +184,7 @@ def _traced(model: Model, request: Request) -> Trace:
     def run(observing: Observing) -> Any:
         return model.run(model.values, dataclasses.replace(request, observing=observing))[0]
 
-    return trace(run, model.modes_of(request))
-
-
-def _hints(
-    report: Report, requests: Sequence[Request], layers: Layers | None, *, is_training: bool
-) -> Iterator[str]:
-    if not report.ok and is_training:
-        yield from _training_hints(report.first_divergence, requests)
-    has_nan = any(c.verdict == "nan" for s in report.sections for c in s.compared)
-    if layers is not None and layers.nan_from and has_nan:
-        yield f"NaN arises in both models in {layers.nan_from}, whose inputs have none"
-
-
-def _training_hints(first: Divergence | None, requests: Sequence[Request]) -> Iterator[str]:
-    for side, request in zip("ab", requests, strict=True):
-        for name, value in evaluating(request.kwargs).items():
-            yield (
-                f"{side} does not run as in training, as it is given {name}={value}: leave it"
-                f" out, or give kwargs={{{name!r}: {not value}}}"
-            )
-    if first and all(first.drops) and first.inputs_agree and not first.fields:
-        yield (
-            f"the masks of {first.place} differ: Linen and native NNX draw other keys; compare"
-            " them without train=True, or with a rate of 0"
-        )
+    return trace(run)
 
 
 def _check_given(inputs: Any, kwargs: Mapping[str, Any], axis_sizes: Mapping[str, int]) -> None:

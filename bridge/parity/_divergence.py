@@ -17,8 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from ._captured import LayerCall, Trace
-from ._dropout import rate_of
-from ._fields import FieldDifference, field_differences
+from ._fields import FieldDifference, dropout_rate, field_differences
 from ._layouts import Layouts
 from ._numbers import Compared, Tolerance, compare, has_nan, worst
 from ._pairs import paired
@@ -44,7 +43,7 @@ class Divergence:
         none. Then the fault is in what is done between `after` and `before`.
       leaves_tolerance: the first call that is out of tolerance, if this one still is within.
       fields: the static fields that differ between the two layers.
-      drops: whether dropout is on in the layer, in `a` and in `b`.
+      dropout_rate: the layer's dropout rate, the larger one of both models; 0 if it has none.
     """
 
     place: str
@@ -58,7 +57,7 @@ class Divergence:
     before: str = ""
     leaves_tolerance: str = ""
     fields: tuple[FieldDifference, ...] = ()
-    drops: tuple[bool, bool] = (False, False)
+    dropout_rate: float = 0.0
 
     @property
     def inputs_agree(self) -> bool:
@@ -115,18 +114,17 @@ def compare_layers(
         if output is None:
             not_comparable += bool(x.outputs or y.outputs)
             continue
-        modules = x.module, y.module
         calls.append(
             Divergence(
                 place,
                 x.path,
                 y.path,
                 x.nth,
-                modules,
+                (x.module, y.module),
                 inputs,
                 output,
                 fields=own,
-                drops=(x.drops, y.drops),
+                dropout_rate=max(dropout_rate(call.fields)[1] for call in (x, y)),
             )
         )
         if not nan_from and _has_nan(x.outputs, y.outputs) and not _has_nan(x.inputs):
@@ -268,7 +266,7 @@ def _dropouts_only(
     found: dict[str, tuple[FieldDifference, ...]] = {}
     for calls, is_in_a in ((only_a, True), (only_b, False)):
         for call in calls:
-            name, rate = rate_of(call.fields)
+            name, rate = dropout_rate(call.fields)
             if call.is_leaf and rate:
                 sides = (str(rate), _NO_LAYER) if is_in_a else (_NO_LAYER, str(rate))
                 found["/".join(call.path)] = (FieldDifference(name, *sides),)

@@ -15,8 +15,7 @@ from flax import nnx
 from bridge._layers.table import known_base, layer_of_nnx
 from bridge._train_eval import MODE_FIELDS
 
-# A check sets the modes itself, and `_dropout` says where they do not apply. The others are not
-# fields of the computation.
+# A check sets the modes itself, and the others are not fields of the computation.
 _LEFT_OUT = frozenset({*MODE_FIELDS, "parent", "name", "rngs"})
 # One side derives these from the inputs, the other takes them as fields.
 _DERIVED = frozenset(
@@ -24,6 +23,7 @@ _DERIVED = frozenset(
 )
 # JAX takes these in any case, and also as members of an enumeration.
 _NAMES_IN_ANY_CASE = frozenset({"padding", "precision"})
+_RATES = ("rate", "dropout_rate")
 _SKIP = object()
 
 
@@ -62,6 +62,15 @@ def fields_of(module: nn.Module | nnx.Module) -> dict[str, Any]:
         if name not in _LEFT_OUT and not name.startswith("_") and not name.endswith("_init")
     }
     return {name: value for name, value in plain.items() if value is not _SKIP}
+
+
+def dropout_rate(fields: Mapping[str, Any]) -> tuple[str, float]:
+    """The name and the value of a layer's dropout rate, 0 if it has none."""
+    for name in _RATES:
+        rate = fields.get(name)
+        if isinstance(rate, int | float) and rate > 0:
+            return name, rate
+    return "", 0.0
 
 
 def field_differences(

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
 from contextlib import AbstractContextManager, contextmanager
-from types import CodeType, FrameType, MappingProxyType
+from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -34,7 +34,6 @@ from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.to_linen import ToLinen
 
 from ._captured import LayerCall, Trace, arrays, frame_arguments, linen_arguments
-from ._dropout import is_dropping
 from ._fields import fields_of
 from ._models import Observing
 
@@ -43,18 +42,15 @@ from ._models import Observing
 _MARK = OBSERVED_PLACE
 
 
-def trace(
-    run: Callable[[Observing], Any], modes: Mapping[str, Any] = MappingProxyType({})
-) -> Trace:
+def trace(run: Callable[[Observing], Any]) -> Trace:
     """Runs a model and returns what its layers did.
 
     The run is eager, also inside of `nnx.jit` and `nn.scan`, so that each step of a scan is a call
     of its own with ordinary values; `vmap` and `remat` still trace, and their values come out by
     callbacks. `run` calls the model. It gets a function for the NNX module that it makes, if it
-    makes one, which says that this is where paths begin, and gives the context of the call. `modes`
-    are those that are set on Linen modules.
+    makes one, which says that this is where paths begin, and gives the context of the call.
     """
-    recorder = Recorder(modes)
+    recorder = Recorder()
     try:
         with jax.disable_jit(), recorder.recording():
             output = run(recorder.observing)
@@ -112,15 +108,11 @@ class _Open:
 
 
 class Recorder:
-    """The observation of one run.
+    """The observation of one run."""
 
-    `modes` are those that are set on Linen modules.
-    """
-
-    def __init__(self, modes: Mapping[str, Any]):
+    def __init__(self) -> None:
         # The identity of the run, without what its recorder holds.
         self._run = object()
-        self._modes = modes
         self._deepest: tuple[str, ...] = ()
         self._open: list[_Open] = []
         self._marked: list[nnx.Module] = []
@@ -251,9 +243,8 @@ class Recorder:
     def _describe(self, entry: _Open, module: Any, arguments: Mapping[str, Any]) -> None:
         path, method = entry.key
         self._deepest = tuple(map(str, path))
-        fields, drops = fields_of(module), is_dropping(module, arguments, self._modes)
         entry.call = LayerCall(
-            self._deepest, method, 0, type(module), arrays(arguments), {}, False, fields, drops
+            self._deepest, method, 0, type(module), arrays(arguments), {}, False, fields_of(module)
         )
 
     def _is_open(self, key: tuple[Path, str]) -> bool:

@@ -86,7 +86,6 @@ class Report:
         compared.
       first_inexact: the first layer with bitwise equal inputs and an output that agrees only within
         tolerance. If static fields differ in some of these layers, the first of those.
-      hints: remarks that explain the verdict, such as what turns training off or where NaN arises.
     """
 
     a: str
@@ -94,7 +93,6 @@ class Report:
     sections: tuple[Section, ...]
     first_divergence: Divergence | None = None
     first_inexact: Divergence | None = None
-    hints: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -166,7 +164,7 @@ def _as_text(report: Report, whole: bool) -> str:
     )
     _line(console, f"parity of a = {report.a} and b = {report.b}: {_headline(report)}")
     console.print(_summary(report))
-    for line in (*report.hints, *_divergence(report), *_inexact(report)):
+    for line in (*_divergence(report), *_inexact(report)):
         _line(console, line)
     for section in report.sections:
         if section.differing:
@@ -281,9 +279,11 @@ def _why(found: Divergence) -> Iterator[str]:
     """What the layer's own definition says."""
     for difference in found.fields:
         yield f"  {difference}"
-    sides = [side for side, drops in zip("ab", found.drops, strict=True) if drops]
-    if sides:
-        yield f"  dropout is on in {' and '.join(sides)}"
+    if found.dropout_rate and not found.fields:
+        yield (
+            f"  its dropout rate is {found.dropout_rate}: where dropout is on, outputs agree only"
+            " if both models draw the same key, and Linen and native NNX do not"
+        )
 
 
 def _classes(found: Divergence) -> str:

@@ -119,6 +119,8 @@ def layers(found: Layers | None, traces: Sequence[Trace]) -> Section:
             notes.append(f"calls without a counterpart, only in {side}: {_listed(places)}")
     if found.not_comparable:
         notes.append(f"calls not compared, of other shapes in and out: {found.not_comparable}")
+    if found.nan_from:
+        notes.append(f"NaN arises in both models in {found.nan_from}, whose inputs have none")
     return Section("layers", tuple(found.compared), "; ".join(notes))
 
 

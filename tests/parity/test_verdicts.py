@@ -265,34 +265,12 @@ def test_dropout_that_makes_outputs_differ_is_named():
 
     report = parity.check(linen, native, X, rngs={"dropout": jax.random.key(0)}, sections=FORWARD)
 
-    assert report.first_divergence.drops == (True, True)
-    assert "dropout is on in a and b" in str(report)
+    assert report.first_divergence.place == "drop"
+    assert report.first_divergence.dropout_rate == 0.5
+    assert "its dropout rate is 0.5: where dropout is on" in str(report)
     off = dataclasses.replace(linen[0].config, deterministic=True)
     native.config = off
     assert parity.check((Dropping(off), linen[1]), native, X, sections=FORWARD).ok
-
-
-def test_training_that_an_argument_turns_off_and_other_masks_are_named():
-    linen, native = dropping()
-    keys = {"dropout": jax.random.key(0)}
-
-    masked = parity.check(
-        linen, native, X, train=True, rngs=keys, sections=FORWARD, options=parity.Options(jit=False)
-    )
-    told = parity.check(
-        (nn.BatchNorm(), nn.BatchNorm().init(jax.random.key(0), X, use_running_average=True)),
-        nnx.BatchNorm(X.shape[-1], rngs=nnx.Rngs(0)),
-        X,
-        train=True,
-        sections=FORWARD,
-        options=parity.Options(a_kwargs={"use_running_average": True}, jit=False),
-    )
-
-    assert [hint.partition(":")[0] for hint in masked.hints] == [
-        "the masks of drop differ",
-    ]
-    assert [hint.partition(",")[0] for hint in told.hints] == ["a does not run as in training"]
-    assert "as it is given use_running_average=True" in told.hints[0]
 
 
 def test_the_verdict_names_the_sections_and_they_can_be_chosen():

@@ -75,7 +75,7 @@ def compared(arguments: argparse.Namespace) -> Result:
             ),
         )
     shown = [str(report)]
-    if arguments.port and not (report.ok or report.hints):
+    if arguments.port and not report.ok:
         shown.append(_PORTED)
     return Result("parity", json.loads(report.to_json()), shown, report.ok)
 
