@@ -48,8 +48,8 @@ TRAINING_MODES = dict.fromkeys(MODE_FIELDS, False)
 # true in training is set besides.
 UPDATING = {**EVALUATION, "use_running_average": False, **dict.fromkeys(TRAINING, True)}
 
-# How Flax's error names the stream that has no key.
-_STREAM = re.compile(r'"([^"]+)"')
+# How Flax's error names the layer, and the stream that has no key.
+_NEEDS_KEY = re.compile(r'(\S+) needs PRNG for "([^"]+)"')
 Observing: TypeAlias = Callable[[nnx.Module], contextlib.AbstractContextManager[None]]
 
 
@@ -177,29 +177,6 @@ class LinenModel(Model):
             return linen_leaves.to_variables(self.values)
         return nnx.State(nest(nnx_leaves.to_leaves(self.values)))
 
-    def _naming_the_layer(
-        self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
-    ) -> Any:
-        """Flax's error names neither the model nor the path, and the stream only in its text."""
-        try:
-            return function(*args, **kwargs)
-        except flax_errors.InvalidRngError as error:
-            if isinstance(error, BridgeError):
-                raise
-            named = _STREAM.search(str(error))
-            stream = named[1] if named else "params"
-            place = "/".join(context.module.path) or "the model itself"
-            where = f"{self.name}, layer {place} ({type(context.module).__name__}),"
-            given = f"rngs={{{stream!r}: key}}"
-            how = f"give it: {given}"
-            if stream == "dropout":
-                how = (
-                    "dropout is on in it, turn it off: deterministic=True in kwargs, the model or"
-                    " its config, or None, so that the check chooses; a module and its wrapper,"
-                    f" which draw the same keys, can also be compared with it: train=True, {given}"
-                )
-            raise MissingRngError(where, [stream], [], how) from error
-
     def _run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
         """`apply` with every collection mutable that holds state."""
         module, kwargs = self.module, dict(request.kwargs)
@@ -209,8 +186,7 @@ class LinenModel(Model):
         modes = self.modes_of(request)
         state = {a[0] for a in values if not is_of(a, nnx.Param, nnx.Intermediate)}
         call = _train_eval.filled(module, module, function, request.inputs, kwargs, modes)
-        naming = nn.intercept_methods(self._naming_the_layer)
-        with _train_eval.applied(call.modes), _quiet(modes), naming:
+        with _train_eval.applied(call.modes), _quiet(modes), self._naming_the_model():
             output, updates = module.clone(**call.fields).apply(
                 {**linen_leaves.to_variables(values), **self._static},
                 *call.args,
@@ -220,6 +196,24 @@ class LinenModel(Model):
                 **call.kwargs,
             )
         return output, {**values, **linen_leaves.from_variables(updates)}
+
+    @contextlib.contextmanager
+    def _naming_the_model(self) -> Iterator[None]:
+        """Flax's error for a missing key names neither the model nor a remedy."""
+        try:
+            yield
+        except flax_errors.InvalidRngError as error:
+            found = _NEEDS_KEY.search(str(error))
+            if isinstance(error, BridgeError) or found is None:
+                raise
+            layer, stream = found.groups()
+            remedy = (
+                f"give it one with rngs={{{stream!r}: key}}; or turn dropout off in it with"
+                " deterministic=True in kwargs, the model or its config, or with None there, so"
+                " that the check chooses"
+            )
+            where = self.name if layer == "None" else f"{self.name}, layer {layer},"
+            raise MissingRngError(where, [stream], [], remedy) from error
 
 
 class NnxModel(Model):
