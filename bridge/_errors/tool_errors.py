@@ -92,7 +92,7 @@ class ParityError(BridgeError, AssertionError):
 
 
 class InvalidOptionsError(BridgeError, ValueError):
-    """`parity.check` got unknown options, or options that contradict each other.
+    """`parity.check` got unknown options, numbers that are too small, or options without a use.
 
     Attributes:
       problems: every problem, one line each.

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import linen as nn
 from flax import nnx
 
-from bridge._errors import ConversionError, InvalidRngsError, ParityError, bullets, shown
+from bridge._errors import ConversionError, InvalidRngsError, ParityError
 
 from . import _sections, _training
 from ._captured import Trace
@@ -29,6 +28,7 @@ from ._report import SECTIONS, Report, Section
 from ._sections import Sides, has_state
 from ._training import projection
 
+_P = ParamSpec("_P")
 CheckedModel: TypeAlias = nnx.Module | tuple[nn.Module, Mapping[Any, Any]]
 
 
@@ -74,9 +74,9 @@ def check(
       rngs: keys by stream name, for Linen's `apply` and for the streams that an NNX model has; by
         default NNX models use their own and Linen models have none.
       train: whether the models run as in training.
-      gradients: whether gradients are compared.
-      sections: the sections to compare, names from `parity.SECTIONS`; by default all, except
-        those that `gradients` and `options` leave out. The section `layers` keeps the output of
+      gradients: whether gradients are compared, where `sections` does not say.
+      sections: the sections to compare, names from `parity.SECTIONS`; by default all, but for
+        steps, which `options` adds. The section `layers` keeps the output of
         every layer in memory; leave it out for a large model, and for a re-implementation that
         computes the same output with other intermediate values.
       options: further settings: steps, tolerances, compilation and more.
@@ -86,11 +86,10 @@ def check(
 
     Raises:
       InvalidModuleError: `a` or `b` is not a model of one of these kinds.
-      ConversionError: the variables are not Linen variables, inputs are shapes or hold no numbers,
-        or the size of an axis is not a positive number.
+      ConversionError: the variables are not Linen variables, or inputs are shapes.
       InvalidRngsError: `rngs` is not a dict of keys.
-      InvalidOptionsError: `sections` has an unknown name, or two options contradict each other;
-        the error has every problem.
+      InvalidOptionsError: `sections` has an unknown name, a number is too small, or an option has
+        no use; the error has every problem.
       MissingRngError: a Linen module draws a key that it was not given; the error names the layer,
         and says how to turn dropout off.
       UnboundAxisError: a model uses a named axis, and `axis_sizes` does not have it.
@@ -117,7 +116,8 @@ def check(
     options = Options() if options is None else options
     chosen = chosen_sections(sections, options, gradients=gradients)
     own = [{**(kwargs or {}), **extra} for extra in (options.a_kwargs, options.b_kwargs)]
-    _check_given(inputs, {**own[0], **own[1]}, options.axis_sizes)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((inputs, own))):
+        raise ConversionError("parity.check expected arrays, found shapes: both models run")
     models = model_of(a, "a"), model_of(b, "b")
     modes = TRAINING_MODES if train else EVALUATION
 
@@ -187,30 +187,6 @@ def _traced(model: Model, request: Request) -> Trace:
     return trace(run)
 
 
-def _check_given(inputs: Any, kwargs: Mapping[str, Any], axis_sizes: Mapping[str, int]) -> None:
-    """Raises an error for shapes, for arrays without numbers, and for invalid sizes."""
-    problems: list[str] = []
-    given = {**{f"input {n}": value for n, value in enumerate(inputs)}, **kwargs}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
-        name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}"  # pyright: ignore
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            problems.append(f"{name}: found a shape, expected an array, as both models run")
-        elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMmV" and not _is_half(leaf):
-            problems.append(f"{name}: found an array of {leaf.dtype}, expected numbers")
-    problems += [
-        f"axis_sizes: found {shown(size)} for {name!r}, expected a whole number from 1 on"
-        for name, size in axis_sizes.items()
-        if not isinstance(size, int | np.integer) or size < 1
-    ]
-    if problems:
-        raise ConversionError(f"parity.check cannot run models with this:{bullets(problems)}")
-
-
-def _is_half(array: np.ndarray[Any, Any]) -> bool:
-    # NumPy calls the small dtypes of ml_dtypes void.
-    return bool(jnp.issubdtype(array.dtype, np.number))
-
-
 def _wanted(chosen: Set[str], model: Model, is_observed: bool) -> Wanted:
     """What the program of a model computes for the chosen sections."""
     return Wanted(
@@ -222,33 +198,24 @@ def _wanted(chosen: Set[str], model: Model, is_observed: bool) -> Wanted:
     )
 
 
-def assert_same(
-    a: CheckedModel,
-    b: CheckedModel,
-    *inputs: object,
-    rules: Mapping[str, str] | None = None,
-    method: Callable[..., Any] | str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    rngs: Mapping[str, Any] | None = None,
-    train: bool = False,
-    gradients: bool = True,
-    sections: Iterable[str] | None = None,
-    options: Options | None = None,
-) -> Report:
+def _takes_arguments_of(
+    function: Callable[_P, Report],
+) -> Callable[[Callable[..., Report]], Callable[_P, Report]]:
+    """Gives a function the signature of another one."""
+
+    def declare(own: Callable[..., Report]) -> Callable[_P, Report]:
+        return functools.wraps(function, assigned=(), updated=())(own)
+
+    return declare
+
+
+@_takes_arguments_of(check)
+def assert_same(*args: Any, **kwargs: Any) -> Report:
     """`check` for test suites: raises if anything differs.
 
     Args:
-      a: as for `check`.
-      b: as for `check`.
-      *inputs: as for `check`.
-      rules: as for `check`.
-      method: as for `check`.
-      kwargs: as for `check`.
-      rngs: as for `check`.
-      train: as for `check`.
-      gradients: as for `check`.
-      sections: as for `check`.
-      options: as for `check`.
+      *args: as for `check`.
+      **kwargs: as for `check`.
 
     Returns:
       The report.
@@ -266,19 +233,7 @@ def assert_same(
       >>> parity.assert_same(model, nnx.clone(model), jnp.ones((2, 3))).ok
       True
     """
-    report = check(
-        a,
-        b,
-        *inputs,
-        rules=rules,
-        method=method,
-        kwargs=kwargs,
-        rngs=rngs,
-        train=train,
-        gradients=gradients,
-        sections=sections,
-        options=options,
-    )
+    report = check(*args, **kwargs)
     if not report.ok:
         raise ParityError(report)
     return report

@@ -23,7 +23,7 @@ class Options:
       b_kwargs: keyword arguments only for `b`.
       loss: output -> scalar, for gradients and steps. By default the mean of all float outputs,
         each element with a random weight.
-      steps: how many optimizer steps are made on both sides.
+      steps: how many optimizer steps are made on both sides; any adds the section `steps`.
       optimizer: for the steps; by default SGD with momentum. Adam is not suitable: it divides each
         gradient by its own size, so gradients that are only rounding errors make steps as large as
         others.
@@ -65,39 +65,33 @@ def chosen_sections(
 ) -> Set[str]:
     """The names of what is compared.
 
-    `sections` has the names that the caller gave, None for what the other arguments say.
-    `gradients` says whether gradients are compared by default. Raises InvalidOptionsError if a name
-    is unknown, a number is negative, or two options contradict each other.
+    `sections` has the names that the caller gave, and `gradients` counts if that is None. Raises
+    InvalidOptionsError if a name is unknown, a number is too small, or an option has no use.
     """
     if not isinstance(options, Options):
         raise InvalidOptionsError([f"options: found {shown(options)}, expected a parity.Options"])
-    names = (
-        [sections]
-        if isinstance(sections, str)
-        else list(SECTIONS if sections is None else sections)
-    )
     steps = options.steps
-    chosen = set(names)
     if sections is None:
-        asked = {"gradients": gradients, "steps": bool(steps)}
-        chosen -= {name for name, is_asked in asked.items() if not is_asked}
+        chosen = {*SECTIONS} - {"steps"} - (set() if gradients else {"gradients"})
+    else:
+        chosen = {sections} if isinstance(sections, str) else {*sections}
     problems: list[str] = []
-    if unknown := [name for name in names if name not in SECTIONS]:
-        hints = sorted({did_you_mean(str(name), SECTIONS) for name in unknown} - {""})
+    if unknown := sorted(map(str, chosen - {*SECTIONS})):
+        hints = sorted({did_you_mean(name, SECTIONS) for name in unknown} - {""})
         found = f"sections: found {listed(unknown)}, expected some of {listed(SECTIONS)}"
         problems.append(". ".join([found, *hints]))
     if steps < 0:
         problems.append(f"steps: found {steps}, expected a number from 0 on")
-    elif steps and "steps" not in chosen:
-        problems.append(f"steps={steps}: `sections` does not name 'steps'")
-    elif "steps" in chosen and not steps:
-        problems.append("sections: say how many steps are made: steps=3")
-    if "gradients" in chosen and not gradients:
-        problems.append("gradients=False: `sections` names 'gradients'")
-    if options.optimizer is not None and not steps:
-        problems.append("optimizer: say how many steps are made: steps=3")
+    if ("steps" in chosen or options.optimizer is not None) and not steps:
+        problems.append("sections, optimizer: say how many steps are made: steps=3")
+    chosen |= {"steps"} if steps else set()
     if options.loss is not None and not chosen & {"gradients", "steps"}:
         problems.append("loss: neither gradients nor steps are compared")
+    problems += [
+        f"axis_sizes: found {size} for {name!r}, expected a number from 1 on"
+        for name, size in options.axis_sizes.items()
+        if size < 1
+    ]
     if problems:
         raise InvalidOptionsError(problems)
     return chosen
