@@ -31,10 +31,8 @@ SECTIONS = (
     "partition specs",
 )
 _WIDTH = 100
-# Layers, gradients and steps downstream of a fault all differ, so a few of them are enough.
-_MOST = {"weights": 12, "outputs": 8, "state": 12, "fields": 12, "partition specs": 12}
-_MOST_DOWNSTREAM = 4
-_MOST_LINES = 180
+# What is downstream of a fault differs as well, so a few rows are enough.
+_MOST = 8
 _REST = "print(report.text(whole=True)) shows all, and --json on the command line"
 
 
@@ -47,20 +45,18 @@ class Section:
       compared: every comparison, in the order of the model's values; layers in the order of
         execution.
       note: why there are no comparisons, or what was left out.
-      failed: whether the section fails, whatever its comparisons say.
       is_advisory: whether differences are only shown and do not fail the report.
     """
 
     name: str
     compared: tuple[Compared, ...] = ()
     note: str = ""
-    failed: bool = False
     is_advisory: bool = False
 
     @property
     def ok(self) -> bool:
         """Whether nothing differs, or the section is advisory."""
-        return self.is_advisory or (not self.failed and all(c.ok for c in self.compared))
+        return self.is_advisory or all(c.ok for c in self.compared)
 
     @property
     def differing(self) -> tuple[Compared, ...]:
@@ -118,10 +114,9 @@ class Report:
 
         Args:
           whole: whether every difference has a row. Otherwise only the first of each section have,
-            and a text of more than 180 lines is cut.
+            and repeated blocks have one row.
         """
-        text = _as_text(self, whole)
-        return text if whole else _limited(text)
+        return _as_text(self, whole)
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as a JSON document.
@@ -138,13 +133,6 @@ class Report:
         for entry, section in zip(document["sections"], self.sections, strict=True):
             entry["ok"] = section.ok
         return json.dumps(document, indent=indent, allow_nan=False)
-
-
-def _limited(text: str) -> str:
-    """A text as it is, or its beginning and where the rest is."""
-    lines = text.splitlines()
-    left = len(lines) - _MOST_LINES
-    return text if left <= 0 else "\n".join([*lines[:-left], f"... {left} more lines; {_REST}"])
 
 
 def _plain(value: Any) -> Any:
@@ -170,10 +158,10 @@ def _as_text(report: Report, whole: bool) -> str:
         if section.differing:
             rows = [_row(c) for c in section.differing]
             rows = rows if whole else _folded(rows)
-            most = len(rows) if whole else _most(section)
-            console.print(_details(section, rows[:most]))
-            if rows[most:]:
-                _line(console, f"… and {len(rows) - most} more in {section.name}")
+            shown = rows if whole else rows[:_MOST]
+            console.print(_details(section, shown))
+            if left := len(rows) - len(shown):
+                _line(console, f"… and {left} more in {section.name}; {_REST}")
     for section in report.sections:
         if section.note:
             _line(console, f"{section.name}: {section.note}")
@@ -198,9 +186,7 @@ def _headline(report: Report) -> str:
 
 def _is_nan(section: Section) -> bool:
     """Whether a section fails for nothing but NaN on both sides."""
-    return (
-        not section.ok and not section.failed and all(c.verdict == "nan" for c in section.differing)
-    )
+    return not section.ok and all(c.verdict == "nan" for c in section.differing)
 
 
 def _summary(report: Report) -> Table:
@@ -302,10 +288,6 @@ def _told(c: Compared) -> str:
     note = f" ({c.note})" if c.note else ""
     agrees = "agrees within" if c.ok else "differs by"
     return f"{agrees} max abs {abs_}, max rel {rel} (allowed {c.tolerance.rtol:.0e}){where}{note}"
-
-
-def _most(section: Section) -> int:
-    return _MOST.get(section.name, _MOST_DOWNSTREAM)
 
 
 def _sides(c: Compared) -> tuple[str, str]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 from flax.core import meta
-from flax.linen import spmd
+from jax.sharding import PartitionSpec
 
 import registry
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral
 from bridge._rules.numbers import folded
+from bridge._sharding.specs import mesh_spec
 
 from ._captured import Trace
 from ._divergence import Layers
@@ -94,8 +95,8 @@ class Sides:
 
 def port_plan(layouts: Layouts) -> Section:
     """What `port.plan` says of two models with other paths."""
-    problems = [*map(str, layouts.plan.problems)]
-    return Section("port plan", note="; ".join(problems), failed=bool(problems))
+    problems = [Compared(str(problem), "differs") for problem in layouts.plan.problems]
+    return Section("port plan", tuple(problems))
 
 
 def weights(sides: Sides) -> Section:
@@ -181,65 +182,48 @@ def _unchanged(before: AddressedValues, after: AddressedValues) -> bool:
 
 def partition_specs(sides: Sides) -> Section:
     """The partition spec of every parameter, if either model has any."""
-    active = registry.current()
     a, b = (
-        {as_text(x): _spec_of(x, leaf, active) for x, leaf in model.values.items()}
+        {as_text(x): (_specs_of(x, leaf), leaf.value) for x, leaf in model.values.items()}
         for model in sides.models
     )
-    compared, left_out = [], 0
-    if not any(spec.names for spec in (*a.values(), *b.values())):
+    if not any(spec for specs, _ in (*a.values(), *b.values()) for spec in specs):
         return Section("partition specs", note="neither model has any")
-    for address, spec in b.items():
-        of_sources = [a[x] for x in sides.layouts.sources.get(address, ()) if x in a]
-        if of_sources and (
-            of_sources[0].ndim != spec.ndim or len({own.names for own in of_sources}) > 1
+    compared, left_out = [], 0
+    for address, (specs, value) in b.items():
+        sources = [a[x] for x in sides.layouts.sources.get(address, ()) if x in a]
+        if len({own for own, _ in sources}) > 1 or any(
+            _ndim(x) != _ndim(value) for _, x in sources
         ):
             left_out += 1
-        elif of_sources:
-            same = not {of_sources[0].names, of_sources[0].mapped}.isdisjoint(
-                {spec.names, spec.mapped}
-            )
-            texts = str(of_sources[0]), str(spec)
-            verdict = "bitwise" if same else "differs"
+        elif sources:
+            own = sources[0][0]
+            verdict = "differs" if set(own).isdisjoint(specs) else "bitwise"
+            texts = str(own[0] or "none"), str(specs[0] or "none")
             compared.append(Compared(sides.layouts.place(address), verdict, values=texts))
     note = f"{left_out} values with another layout are not compared" if left_out else ""
     return Section("partition specs", tuple(compared), note)
 
 
-class _Spec(NamedTuple):
-    """A partition spec in its shortest form.
-
-    Attributes:
-      names: of the axes, empty without an annotation.
-      mapped: the same under the rules that the annotation holds.
-      ndim: of the value.
-    """
-
-    names: tuple[Any, ...]
-    mapped: tuple[Any, ...]
-    ndim: int | None
-
-    def __str__(self) -> str:
-        return str(jax.sharding.PartitionSpec(*self.names)) if self.names else "none"
+def _specs_of(address: Address, leaf: Leaf) -> tuple[PartitionSpec, PartitionSpec]:
+    """What a leaf's metadata says, with the names as they are and under the rules in it."""
+    box = None
+    if leaf.box is not None:
+        box = linen_leaves.from_leaf(address[0], leaf, registry.current())
+    if not isinstance(box, meta.AxisMetadata):
+        return PartitionSpec(), PartitionSpec()
+    names = getattr(box, "get_partition_spec", PartitionSpec)()
+    return _shortest(names), _shortest(mesh_spec(box, ()))
 
 
-def _spec_of(address: Address, leaf: Leaf, active: registry.Registry) -> _Spec:
-    """What a leaf's metadata says, logical names as they are."""
-    box = linen_leaves.from_leaf(address[0], leaf, active) if leaf.box is not None else None
-    names: Any = ()
-    if isinstance(box, meta.AxisMetadata) and hasattr(box, "get_partition_spec"):
-        names = box.get_partition_spec()  # type: ignore[attr-defined]
-    rules = leaf.fields.get("sharding_rules") or leaf.fields.get("rules")
-    mapped: Any = spmd.logical_to_mesh_axes(tuple(names), rules) if rules and names else names
-    return _Spec(_shortest(names), _shortest(mapped or ()), getattr(leaf.value, "ndim", None))
-
-
-def _shortest(names: Iterable[Any]) -> tuple[Any, ...]:
+def _shortest(names: Iterable[Any]) -> PartitionSpec:
     spec = [n[0] if isinstance(n, tuple | list) and len(n) == 1 else n for n in names]
-    spec = [tuple(n) if isinstance(n, list) else n for n in spec]
     while spec and spec[-1] is None:
         spec.pop()
-    return tuple(spec)
+    return PartitionSpec(*spec)
+
+
+def _ndim(value: Any) -> int | None:
+    return getattr(value, "ndim", None)
 
 
 def values_of(values: Neutral, *without: type[nnx.Variable[Any]]) -> AddressedValues:

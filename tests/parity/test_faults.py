@@ -100,7 +100,7 @@ def test_a_missing_bias_is_named_by_the_plan_and_by_the_layers(linen, native):
     report = parity.check(linen, native, X)
 
     assert not report.section("port plan").ok
-    assert "layers_1/dense/bias" in report.section("port plan").note
+    assert "layers_1/dense/bias" in report.section("port plan").differing[0].place
     assert report.first_divergence.path == ("layers_1", "dense")
     # What can be compared still is.
     assert len(report.section("weights").compared) == 4 * DEPTH - 1
