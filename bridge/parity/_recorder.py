@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
@@ -21,7 +20,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import jax
-import numpy as np
 from flax import linen as nn
 from flax import nnx
 from jax.core import Tracer
@@ -57,35 +55,25 @@ def trace(run: Callable[[Observing], Any]) -> Trace:
     except Exception as error:
         error.add_note(
             "raised while parity.check ran the model eagerly to observe its layers"
-            f"{recorder.position()}; if it runs only under jit, leave them out:"
+            f"{recorder.position()}; to leave them out:"
             " sections=('weights', 'outputs', 'gradients')"
         )
         raise
     return recorder.trace(output)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Place:
     """A path on an NNX module.
 
-    All of one run are equal, or modules that are alike would no longer be, and `jax.tree.map` over
-    two layers would fail. Where `jax.checkpoint` looks for a trace that it made before they are
-    not, or the second layer would take the first one's trace, and its path.
-
-    It does not refer to the recorder, which holds the modules: a ToLinen makes static attributes
-    that refer to its module's nodes anew, by pickling them, at every call.
+    `run` identifies the run: JAX keeps the traces of `remat` by what they were made for, and one of
+    an earlier run would call back the recorder of that run. A place does not refer
+    to its recorder, which holds the modules: a ToLinen makes static attributes that refer to its
+    module's nodes anew, by pickling them, at every call.
     """
 
-    def __init__(self, path: Path, run: object):
-        self.path = path
-        self._run = run
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Place) or other._run is not self._run:
-            return False
-        return self.path == other.path if _is_in_checkpoint(sys._getframe(1)) else True
-
-    def __hash__(self) -> int:
-        return id(self._run)
+    path: Path
+    run: object
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,7 +99,6 @@ class Recorder:
     """The observation of one run."""
 
     def __init__(self) -> None:
-        # The identity of the run, without what its recorder holds.
         self._run = object()
         self._deepest: tuple[str, ...] = ()
         self._open: list[_Open] = []
@@ -273,17 +260,7 @@ class Recorder:
         keep = functools.partial(self._keep, call, tuple(outputs))
         if not any(isinstance(value, Tracer) for value in values):
             keep(*values)
-        elif is_looking_for_constants():
-            # A pure callback is dead code in this trace. It is there for `jax.checkpoint`, which
-            # traces a function once and runs the same program in the scan.
-            values = jax.lax.stop_gradient(values)
-            jax.pure_callback(
-                lambda *values: keep(*values) or np.False_,
-                _NOTHING,
-                *values,
-                vmap_method="sequential",
-            )
-        else:
+        elif not is_looking_for_constants():
             jax.debug.callback(keep, *values)
 
     def _keep(self, call: LayerCall, outputs: tuple[str, ...], *values: Any) -> None:
@@ -292,20 +269,8 @@ class Recorder:
         self._calls.append(dataclasses.replace(call, inputs=given, outputs=returned))
 
 
-_NOTHING = jax.ShapeDtypeStruct((), np.bool_)
 _NNX_NAMES = frozenset(dir(nnx.Module))
-_CHECKPOINT_FILE = inspect.unwrap(jax.checkpoint).__code__.co_filename
 _NO_LAYERS_IN = os.path.join(os.path.dirname(jax.__file__), "")
-
-
-def _is_in_checkpoint(frame: FrameType | None) -> bool:
-    """Whether `jax.checkpoint` began a comparison; its lookups are written in C.
-
-    `frame` is the function that compares; the methods `__eq__` of what holds the place come first.
-    """
-    while frame is not None and frame.f_code.co_name == "__eq__":
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename == _CHECKPOINT_FILE
 
 
 def _is_container(module: Any) -> bool:

@@ -1,7 +1,6 @@
 """Layers are observed as they are, through wrappers and transforms."""
 
 import cProfile
-import itertools
 import sys
 import threading
 
@@ -262,6 +261,12 @@ def test_layers_under_a_transform_have_their_path_and_values(how):
     np.testing.assert_allclose(found.calls[1].outputs[""], model.second(model.first(X)), rtol=1e-6)
 
 
+def test_a_second_run_of_a_remat_is_observed_as_the_first_was():
+    model = Transformed(nnx.remat)
+
+    assert names(traced(model, X)) == names(traced(nnx.clone(model), X))
+
+
 def test_a_vmapped_layer_is_called_once_for_each_entry():
     class Mapped(nnx.Module):
         def __init__(self):
@@ -437,40 +442,6 @@ def test_a_profiler_in_c_goes_on_after_a_model_was_observed():
 
 def marked_by_the_profiler():
     """A call that a profiler sees."""
-
-
-class Rematerialised(nnx.Module):
-    def __init__(self, *, rngs):
-        self.inner = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
-
-    @nnx.remat
-    def __call__(self, x):
-        return self.inner(x)
-
-
-class Step(nn.Module):
-    @nn.compact
-    def __call__(self, x, _):
-        return bridge.to_linen(Rematerialised)(x), None
-
-
-class ScanOfRemat(nn.Module):
-    """Linen's scan first traces its body for what is constant; `remat` keeps that trace."""
-
-    @nn.compact
-    def __call__(self, x):
-        axes = {"variable_axes": {"params": 0}, "variable_broadcast": "nnx"}
-        scanned = nn.scan(Step, **axes, split_rngs={"params": True}, length=3)
-        return scanned()(x, None)[0]
-
-
-def test_layers_of_a_remat_under_a_linen_scan_are_seen_in_each_step():
-    model = ScanOfRemat()
-    found = traced((model, model.init(jax.random.key(0), X)), X)
-    inner = [call for call in found.calls if call.path[-1:] == ("inner",)]
-    assert len(inner) == 3
-    for call, following in itertools.pairwise(inner):
-        np.testing.assert_array_equal(call.outputs[""], *following.inputs.values())
 
 
 class Kept(nnx.Module):
