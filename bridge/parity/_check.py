@@ -22,7 +22,7 @@ from ._layouts import layouts_of
 from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Observing, Request, model_of
 from ._numbers import table_of
 from ._options import Options, chosen_sections
-from ._programs import ModelProgram, Wanted
+from ._programs import ModelProgram
 from ._recorder import trace
 from ._report import SECTIONS, Report, Section
 from ._sections import Sides, has_state
@@ -171,7 +171,7 @@ def _run(sides: Sides, requests: Sequence[Request], *, jit: bool, is_observed: b
     traces: list[Trace] = []
     with ThreadPoolExecutor(2) as pool:
         for program in sides.programs:
-            if jit and program.is_wanted:
+            if jit and program.wanted:
                 program.start(pool)
         if is_observed:
             traces = [_traced(*side) for side in zip(sides.models, requests, strict=True)]
@@ -187,15 +187,16 @@ def _traced(model: Model, request: Request) -> Trace:
     return trace(run)
 
 
-def _wanted(chosen: Set[str], model: Model, is_observed: bool) -> Wanted:
+def _wanted(chosen: Set[str], model: Model, is_observed: bool) -> Set[str]:
     """What the program of a model computes for the chosen sections."""
-    return Wanted(
+    wanted = {
         # A model whose layers are observed gives its output there.
-        output="outputs" in chosen and not is_observed,
-        gradients=bool(chosen & {"gradients", "steps"}),
-        after="steps" in chosen,
-        state="state" in chosen and has_state(model),
-    )
+        "output": "outputs" in chosen and not is_observed,
+        "gradients": chosen & {"gradients", "steps"},
+        "after": "steps" in chosen,
+        "state": "state" in chosen and has_state(model),
+    }
+    return {name for name, is_wanted in wanted.items() if is_wanted}
 
 
 def _takes_arguments_of(

@@ -164,8 +164,8 @@ class Model(abc.ABC):
 class LinenModel(Model):
     """A Linen module and its variables."""
 
-    def __init__(self, module: nn.Module, variables: Mapping[str, Any]):
-        self.module = module
+    def __init__(self, side: str, module: nn.Module, variables: Mapping[str, Any]):
+        self.side, self.module = side, module
         self.name = _linen_name(module)
         self.linen = None if isinstance(module, ToLinen) else module
         self.values = linen_leaves.from_variables(variables)
@@ -219,8 +219,8 @@ class LinenModel(Model):
 class NnxModel(Model):
     """An NNX module, which may be a wrapped Linen module."""
 
-    def __init__(self, module: nnx.Module):
-        self.module = module
+    def __init__(self, side: str, module: nnx.Module):
+        self.side, self.module = side, module
         self.linen = inner = module.to_nnx__module if isinstance(module, ToNNX) else None
         self.name = f"ToNNX({type(inner).__name__})" if inner else type(module).__name__
         self._graphdef, state = nnx.split(module, graph=True)
@@ -251,11 +251,9 @@ class NnxModel(Model):
             nnx.reseed(module, graph=True, **_streams(request.rngs))
             if isinstance(module, ToNNX):
                 kwargs.setdefault("rngs", dict(request.rngs))
-        is_wrapped = isinstance(module, ToNNX) and request.method is not None
-        if is_wrapped:
-            kwargs["method"] = request.method
-        method = None if is_wrapped else request.method
-
+        method = request.method
+        if isinstance(module, ToNNX) and method is not None:
+            kwargs["method"], method = method, None
         _drop_sown(module)
         with _quiet(request.modes if modes else {}), request.observing(module):
             output = method_of(module, method)(*request.inputs, **kwargs)
@@ -273,33 +271,23 @@ def model_of(given: Any, argument: str) -> Model:
     Raises InvalidModuleError if it is neither `(Linen module, variables)` nor an NNX module, and
     ConversionError if the variables are not Linen variables.
     """
-    model = _model_of(given, argument)
-    model.side = argument
-    return model
-
-
-def _model_of(given: Any, argument: str) -> Model:
     if isinstance(given, nnx.Module):
-        return NnxModel(given)
-    expected = "(linen_module, variables) or an NNX module"
+        return NnxModel(argument, given)
     where = f"parity.check, argument {argument},"
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
-        module, variables = given
-        if not isinstance(variables, Mapping):
-            raise ConversionError(
-                f"{where} expected the Linen module's variables, that is {{collection: {{name:"
-                f" array}}}}, found {type(variables).__name__}"
-            )
-        return LinenModel(module.clone(parent=None) if module.scope else module, variables)
-    if isinstance(given, nn.Module) or (
-        isinstance(given, tuple) and given and isinstance(given[0], nn.Module)
-    ):
-        remedy = "give its variables with it: (module, module.init(key, *inputs))"
-    elif isinstance(given, type) and issubclass(given, nn.Module | nnx.Module):
-        remedy = f"make an instance of it: {given.__name__}(…)"
-    else:
-        remedy = "give a Linen module with its variables in a tuple, or an NNX module instance"
-    raise InvalidModuleError(where, given, expected, remedy)
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module)):
+        expected = "(linen_module, variables) or an NNX module"
+        remedy = (
+            "give a Linen module with its variables, (module, module.init(key, *inputs)), or an"
+            " instance of an NNX class"
+        )
+        raise InvalidModuleError(where, given, expected, remedy)
+    module, variables = given
+    if not isinstance(variables, Mapping):
+        raise ConversionError(
+            f"{where} expected the Linen module's variables, that is {{collection: {{name:"
+            f" array}}}}, found {type(variables).__name__}"
+        )
+    return LinenModel(argument, module.clone(parent=None) if module.scope else module, variables)
 
 
 def _drop_sown(module: nnx.Module) -> None:
@@ -313,13 +301,10 @@ def _drop_sown(module: nnx.Module) -> None:
             setattr(below, CAPTURES, nnx.data(()))
 
 
-@contextlib.contextmanager
-def _quiet(modes: Mapping[str, Any]) -> Iterator[None]:
+def _quiet(modes: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
     """With the modes of `UPDATING`, nothing is dropped, though `train` may say so to a Dropout."""
-    with contextlib.ExitStack() as stack:
-        if modes.keys() == UPDATING.keys():
-            stack.enter_context(nn.intercept_methods(_not_dropping))
-        yield
+    is_updating = modes.keys() == UPDATING.keys()
+    return nn.intercept_methods(_not_dropping) if is_updating else contextlib.nullcontext()
 
 
 def _not_dropping(function: Any, args: Any, kwargs: Any, context: InterceptorContext) -> Any:

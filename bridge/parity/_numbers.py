@@ -203,11 +203,6 @@ def on_host(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(to_bits(value))
 
 
-def same_bits(a: Any, b: Any) -> bool:
-    """Whether two leaves are the same, NaN and the sign of zero included."""
-    return _compare("", a, b, TOLERANCES, floor=0.0, dtypes=True).verdict == "bitwise"
-
-
 def has_nan(value: Any) -> bool:
     """Whether there is a NaN in an array."""
     return (

@@ -7,7 +7,7 @@ and the programs of both models are compiled beside each other, while the layers
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,24 +33,11 @@ _NOT_TRACEABLE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-    """What a program computes.
-
-    `after` are the values after that call, for another step; `state` are the values after a call
-    that updates state.
-    """
-
-    output: bool
-    gradients: bool
-    after: bool
-    state: bool
-
-
-@dataclasses.dataclass(frozen=True)
 class Results:
     """What a program computed; what was not wanted is None or empty.
 
-    `after` are the values after the call, and `state` those after the call that updates state.
+    `after` are the values after the call, for another step, and `state` those after a call that
+    updates state.
     """
 
     output: Any
@@ -62,8 +49,8 @@ class Results:
 class ModelProgram:
     """A model, and what is to be known about it, as one function of its values.
 
-    `note` says why it is not compiled though it was to be, and `state_note` why the updated state
-    is not known. Both are empty if there is no reason.
+    `wanted` has names of fields of `Results`. `note` says why it is not compiled though it was to
+    be, and `state_note` why the updated state is not known; they are empty if there is no reason.
     """
 
     def __init__(
@@ -72,24 +59,15 @@ class ModelProgram:
         request: Request,
         updating: Request,
         loss: Callable[[Any], Any],
-        wanted: Wanted,
+        wanted: Set[str],
     ):
         self.model = model
+        self.wanted = wanted
         self.note = self.state_note = ""
         self._request, self._updating = request, updating
-        self._loss, self._wanted = loss, wanted
+        self._loss = loss
         self._build: _Build | None = None
         self._first: Results | None = None
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether there is anything to compute."""
-        return any(dataclasses.astuple(self._wanted))
-
-    @property
-    def is_repeated(self) -> bool:
-        """Whether it runs for more values than those that the model was given with."""
-        return self._wanted.after
 
     def start(self, pool: ThreadPoolExecutor) -> None:
         """Traces the model, which raises what the model raises, and begins to compile it."""
@@ -124,27 +102,28 @@ class ModelProgram:
         The values are arrays or tracers.
         """
         request, updating = self._request.with_given(given), self._updating.with_given(given)
-        wanted = self._wanted
         output, gradients, after = None, {}, values
-        if wanted.output or wanted.gradients or wanted.after:
+        if self.wanted - {"state"}:
             output, gradients, after = self._differentiated(values, request)
         state: Neutral = {}
-        if wanted.state and updating.modes == request.modes and (wanted.gradients or wanted.after):
-            state = after
-        elif wanted.state:
+        if "state" in self.wanted:
             try:
-                state = self.model.run(values, updating)[1]
+                is_known = updating.modes == request.modes and self.wanted & {"gradients", "after"}
+                state = after if is_known else self.model.run(values, updating)[1]
             except flax_errors.InvalidRngError as error:
                 self.state_note = f"not compared, {self.model.name} needs a key: {error}"
         return Results(
-            output if wanted.output else None, gradients, after if wanted.after else {}, state
+            output if "output" in self.wanted else None,
+            gradients,
+            after if "after" in self.wanted else {},
+            state,
         )
 
     def _differentiated(
         self, values: Neutral, request: Request
     ) -> tuple[Any, AddressedValues, Neutral]:
         """The output, the gradients by address, and the values after the call."""
-        if not self._wanted.gradients:
+        if "gradients" not in self.wanted:
             output, after = self.model.run(values, request)
             return output, {}, after
         parameters = [x for x in values if is_of(x, nnx.Param) and _is_float(values[x].value)]
@@ -187,7 +166,7 @@ class _Build:
             return found.arrays
 
         lowered = jax.jit(compute).lower(given.arrays)
-        options = _run_once(given.arrays) if not program.is_repeated else None
+        options = None if "after" in program.wanted else _run_once(given.arrays)
         self._pending = pool.submit(lowered.compile, compiler_options=options)
 
     def fits(self, values: Neutral) -> bool:

@@ -22,7 +22,7 @@ from ._captured import Trace
 from ._divergence import Layers
 from ._layouts import AddressedValues, Layouts, as_text, by_text
 from ._models import Model, is_of
-from ._numbers import Compared, Tolerance, compare, lacking, same_bits
+from ._numbers import Compared, Tolerance, compare, lacking
 from ._programs import ModelProgram
 from ._report import Section
 
@@ -150,18 +150,19 @@ def has_state(model: Model) -> bool:
 
 def state(sides: Sides) -> Section:
     """What a call with updates leaves in the collections that are not parameters."""
-    before, after = [], []
-    for program in sides.programs:
-        model = program.model
-        kept = values_of(model.values, nnx.Param, *NOT_COMPARED)
-        values = program.first().state if kept else {}
+    kept = [values_of(model.values, nnx.Param, *NOT_COMPARED) for model in sides.models]
+    if not any(kept):
+        return Section("state", note="neither model has any")
+    after, is_updated = [], False
+    for program, before in zip(sides.programs, kept, strict=True):
+        values = program.first().state if before else {}
         if program.state_note:
             return Section("state", note=program.state_note)
-        before.append(kept)
-        after.append({address: values[address].value for address in kept})
-    if not any(after):
-        return Section("state", note="neither model has any")
-    if all(_unchanged(*pair) for pair in zip(before, after, strict=True)):
+        own = {address: values[address].value for address in before}
+        after.append(own)
+        changes = (c for x in before for c in sides.leaves("", before[x], own[x]))
+        is_updated |= any(c.verdict != "bitwise" for c in changes)
+    if not is_updated:
         return Section("state", note=_NOT_UPDATED)
     return Section("state", tuple(sides.compare(after[0], after[1], nan_agrees=False)))
 
@@ -170,14 +171,6 @@ _NOT_UPDATED = (
     "nothing was updated, so nothing was compared; if an argument such as train=False says that"
     " this is not training, leave it out, or check with train=True"
 )
-
-
-def _unchanged(before: AddressedValues, after: AddressedValues) -> bool:
-    for address, value in before.items():
-        mine, other = leaves_of(value), leaves_of(after[address])
-        if mine.keys() != other.keys() or not all(same_bits(mine[k], other[k]) for k in mine):
-            return False
-    return True
 
 
 def partition_specs(sides: Sides) -> Section:

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from flax.traverse_util import flatten_dict
 
-from bridge._conversion.neutral import Address, nest
+from bridge._conversion.neutral import nest
 
-from ._layouts import AddressedValues, as_text, by_text
+from ._layouts import AddressedValues, by_text
 from ._numbers import Compared, is_comparable, magnitude
 from ._programs import ModelProgram, with_values
 from ._report import Section
@@ -56,8 +57,9 @@ def training(
         parameters = _nested({x: values[x].value for x in results.gradients})
         memory = optimizer.init(parameters) if memory is None else memory
         updates, memory = optimizer.update(_nested(results.gradients), memory, parameters)
-        new = optax.apply_updates(parameters, updates)
-        values = with_values(results.after, {x: _at(new, x) for x in results.gradients})
+        new = flatten_dict(optax.apply_updates(parameters, updates))
+        changed = {(c, path): new[c, *map(str, path)] for c, path in results.gradients}
+        values = with_values(results.after, changed)
         yield values_of(values, *NOT_COMPARED)
         results = program(values)
 
@@ -82,10 +84,3 @@ def projection(output: Any) -> Any:
 def _nested(values: AddressedValues) -> dict[Any, Any]:
     """Values as the nested dicts that optimizers take, which sort their keys."""
     return nest({(c, *path): value for (c, path), value in by_text(values).items()})
-
-
-def _at(nested: Any, address: Address) -> Any:
-    collection, path = as_text(address)
-    for key in (collection, *path):
-        nested = nested[key]
-    return nested
