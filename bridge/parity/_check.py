@@ -16,14 +16,13 @@ from flax import nnx
 from bridge._errors import ConversionError, InvalidRngsError, ParityError
 
 from . import _sections, _training
-from ._captured import Trace
 from ._divergence import compare_layers
 from ._layouts import layouts_of
 from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Observing, Request, model_of
 from ._numbers import table_of
 from ._options import Options, chosen_sections
 from ._programs import ModelProgram
-from ._recorder import trace
+from ._recorder import Trace, trace
 from ._report import SECTIONS, Report, Section
 from ._sections import Sides, has_state
 from ._training import projection

@@ -16,11 +16,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ._captured import LayerCall, Trace
 from ._fields import FieldDifference, dropout_rate, field_differences
 from ._layouts import Layouts
 from ._numbers import Compared, Tolerance, compare, has_nan, worst
 from ._pairs import paired
+from ._recorder import LayerCall, Trace
 
 _NO_LAYER = "no such layer"
 

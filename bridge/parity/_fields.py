@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
@@ -134,20 +135,14 @@ def _plain(name: str, value: Any) -> Any:
         items = {str(key): _plain(name, item) for key, item in value.items()}
         kept = tuple(sorted((k, v) for k, v in items.items() if v is not _SKIP))
         return kept if len(kept) == len(items) else _SKIP
-    if "dtype" in name and not callable(getattr(value, "bind", None)):
-        return _dtype(value)
+    if "dtype" in name:
+        with contextlib.suppress(TypeError):
+            return jnp.dtype(value).name
     function = getattr(value, "__name__", "<")
     is_class = isinstance(value, type | nn.Module | nnx.Pytree)
     if callable(value) and not is_class and "<" not in function:
         return _Function(function)
     return _SKIP
-
-
-def _dtype(value: Any) -> Any:
-    try:
-        return jnp.dtype(value).name
-    except TypeError:
-        return _Function(value.__name__) if isinstance(value, type(_dtype)) else _SKIP
 
 
 def _text(value: Any) -> str:

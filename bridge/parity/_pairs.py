@@ -8,8 +8,8 @@ from typing import Any
 
 from bridge._layers.table import known_base
 
-from ._captured import LayerCall, Trace
 from ._layouts import LayerPath, Layouts, ValuesBelow
+from ._recorder import LayerCall, Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,10 @@ def paired(a: Trace, b: Trace, layouts: Layouts) -> Paired:
     """Puts the calls of two traces together.
 
     By the values of their layers; then, for layers without values, by their class and their place
-    between calls that are together already; then by order, for what is left.
+    between calls that are together already.
     """
     found = _by_values(a.calls, b.calls, layouts)
-    for more in (_between, _in_order):
-        found |= more(a.calls, b.calls, found)
+    found |= _between(a.calls, b.calls, found)
     taken = set(found.values())
     return Paired(
         tuple((a.calls[i], b.calls[found[i]]) for i in sorted(found)),
@@ -103,18 +102,3 @@ def _between(
                 key = anchor, call.module, call.method
                 groups.setdefault(key, ([], []))[side].append(number)
     return {i: j for first, second in groups.values() for i, j in zip(first, second, strict=False)}
-
-
-def _in_order(
-    a: Sequence[LayerCall], b: Sequence[LayerCall], found: Mapping[int, int]
-) -> dict[int, int]:
-    """What is left, if it is the same on both sides as far as shapes tell."""
-    taken = set(found.values())
-    rest_a = [i for i, call in enumerate(a) if i not in found and call.is_leaf]
-    rest_b = [j for j, call in enumerate(b) if j not in taken and call.is_leaf]
-    same = [_shapes(a[i]) for i in rest_a] == [_shapes(b[j]) for j in rest_b]
-    return dict(zip(rest_a, rest_b, strict=True)) if same else {}
-
-
-def _shapes(call: LayerCall) -> list[tuple[int, ...]]:
-    return [tuple(value.shape) for value in call.outputs.values()]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
@@ -30,14 +31,58 @@ from bridge._flax.linen_scans import is_looking_for_constants
 from bridge._graphdefs.structure import OBSERVED_PLACE
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.to_linen import ToLinen
+from bridge._randomness.typed_keys import to_bits
 
-from ._captured import LayerCall, Trace, arrays, frame_arguments, linen_arguments
 from ._fields import fields_of
 from ._models import Observing
+from ._numbers import is_comparable
 
 # Static, so that it goes where a module's definition goes: through split and merge, into the copies
 # that transforms call.
 _MARK = OBSERVED_PLACE
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCall:
+    """One call of one layer.
+
+    Attributes:
+      path: where the layer is in the model, as text.
+      nth: which call of that method it is, from 0.
+      inputs: arrays by the name of the argument and where they are in it.
+      outputs: arrays by where they are in the output.
+      is_leaf: whether it called no other layer.
+      fields: the layer's static fields, in the form that `_fields` compares.
+    """
+
+    path: tuple[str, ...]
+    method: str
+    nth: int
+    layer: type[Any]
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    is_leaf: bool
+    fields: Mapping[str, Any]
+
+    @property
+    def module(self) -> str:
+        """The name of the layer's class."""
+        return self.layer.__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """The calls that one run of a model made.
+
+    Attributes:
+      calls: in the order in which they ended, so a layer comes after those it calls.
+      note: what could not be observed.
+      output: what the run returned.
+    """
+
+    calls: tuple[LayerCall, ...]
+    note: str = ""
+    output: Any = None
 
 
 def trace(run: Callable[[Observing], Any]) -> Trace:
@@ -48,7 +93,7 @@ def trace(run: Callable[[Observing], Any]) -> Trace:
     callbacks. `run` calls the model. It gets a function for the NNX module that it makes, if it
     makes one, which says that this is where paths begin, and gives the context of the call.
     """
-    recorder = Recorder()
+    recorder = _Recorder()
     try:
         with jax.disable_jit(), recorder.recording():
             output = run(recorder.observing)
@@ -95,7 +140,7 @@ class _Open:
     is_leaf: bool = True
 
 
-class Recorder:
+class _Recorder:
     """The observation of one run."""
 
     def __init__(self) -> None:
@@ -104,6 +149,7 @@ class Recorder:
         self._open: list[_Open] = []
         self._marked: list[nnx.Module] = []
         self._calls: list[LayerCall] = []
+        self._counts: collections.Counter[tuple[Any, str]] = collections.Counter()
         # By id: hashing a code object reads all of it.
         self._no_layers: dict[int, CodeType] = {}
         self._previous: Any = None
@@ -115,15 +161,9 @@ class Recorder:
 
     def trace(self, output: Any) -> Trace:
         """Gives the records away: JAX's cached traces keep a recorder alive."""
-        counts: collections.Counter[Any] = collections.Counter()
-        calls = []
-        for call in self._calls:
-            key = call.path, call.method
-            calls.append(dataclasses.replace(call, nth=counts[key]))
-            counts[key] += 1
-        self._calls = []
+        calls, self._calls = tuple(self._calls), []
         note = f"not all layers could be observed: {self._problem}" if self._problem else ""
-        return Trace(tuple(calls), note, output)
+        return Trace(calls, note, output)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -162,7 +202,7 @@ class Recorder:
         entry = _Open(None, key, base)
         if not isinstance(module, ToLinen):
             with self._told():
-                named = linen_arguments(getattr(type(module), method), (module, *args), kwargs)
+                named = _linen_arguments(getattr(type(module), method), (module, *args), kwargs)
                 self._describe(entry, module, named)
         self._open.append(entry)
         try:
@@ -224,14 +264,14 @@ class Recorder:
             return
         entry = _Open(frame, key, place.path)
         if not isinstance(module, ToNNX):
-            self._describe(entry, module, frame_arguments(frame))
+            self._describe(entry, module, _frame_arguments(frame))
         self._open.append(entry)
 
     def _describe(self, entry: _Open, module: Any, arguments: Mapping[str, Any]) -> None:
         path, method = entry.key
         self._deepest = tuple(map(str, path))
         entry.call = LayerCall(
-            self._deepest, method, 0, type(module), arrays(arguments), {}, False, fields_of(module)
+            self._deepest, method, 0, type(module), _arrays(arguments), {}, False, fields_of(module)
         )
 
     def _is_open(self, key: tuple[Path, str]) -> bool:
@@ -252,7 +292,7 @@ class Recorder:
         for outer in self._open:
             if outer is not entry:
                 outer.is_leaf = False
-        outputs = arrays(output)
+        outputs = _arrays(output)
         values = [*entry.call.inputs.values(), *outputs.values()]
         call = dataclasses.replace(
             entry.call, inputs=dict.fromkeys(entry.call.inputs), is_leaf=entry.is_leaf
@@ -266,7 +306,37 @@ class Recorder:
     def _keep(self, call: LayerCall, outputs: tuple[str, ...], *values: Any) -> None:
         given = dict(zip(call.inputs, values, strict=False))
         returned = dict(zip(outputs, values[len(given) :], strict=True))
-        self._calls.append(dataclasses.replace(call, inputs=given, outputs=returned))
+        key = call.path, call.method
+        nth = self._counts[key]
+        self._counts[key] += 1
+        self._calls.append(dataclasses.replace(call, nth=nth, inputs=given, outputs=returned))
+
+
+def _frame_arguments(frame: FrameType) -> dict[str, Any]:
+    """The arguments of a call that has just begun by name, without the module itself."""
+    code = frame.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    values = frame.f_locals
+    return {name: values[name] for name in code.co_varnames[1:count] if name in values}
+
+
+def _linen_arguments(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a Linen call by name, without the module itself."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    return dict(list(bound.arguments.items())[1:])
+
+
+def _arrays(tree: Any) -> dict[str, Any]:
+    """The arrays in a tree by where they are; modules and Variables are not looked into."""
+    leaves = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: isinstance(x, nnx.Pytree | nnx.Variable | nn.Module)
+    )[0]
+    return {
+        jax.tree_util.keystr(path): to_bits(leaf) for path, leaf in leaves if is_comparable(leaf)
+    }
 
 
 _NNX_NAMES = frozenset(dir(nnx.Module))

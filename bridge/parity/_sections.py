@@ -18,12 +18,12 @@ from bridge._conversion.neutral import Address, Leaf, Neutral
 from bridge._rules.numbers import folded
 from bridge._sharding.specs import mesh_spec
 
-from ._captured import Trace
 from ._divergence import Layers
 from ._layouts import AddressedValues, Layouts, as_text, by_text
 from ._models import Model, is_of
 from ._numbers import Compared, Tolerance, compare, lacking
 from ._programs import ModelProgram
+from ._recorder import Trace
 from ._report import Section
 
 _MOST_PLACES = 8
