@@ -46,6 +46,22 @@ def apart(tree: Any) -> Apart:
     return Apart([leaves[place] for place in places], rebuild, (structure, static))
 
 
+class OnlyArrays:
+    """A function that returns the arrays of what another one returns, as JAX's transforms want it.
+
+    `rebuild` makes of such arrays what the other one returned.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+        self.rebuild: Callable[[Sequence[Any]], Any] = list
+
+    def __call__(self, argument: Any) -> list[Any]:
+        found = apart(self._function(argument))
+        self.rebuild = found.rebuild
+        return found.arrays
+
+
 def under_axes(call: Callable[[], Any], axes: Mapping[str, int]) -> Any:
     """What a function returns where named axes are bound.
 
@@ -55,15 +71,9 @@ def under_axes(call: Callable[[], Any], axes: Mapping[str, int]) -> Any:
     if not axes:
         return call()
     (name, size), *inner = axes.items()
-    rest: list[Callable[[Sequence[Any]], Any]] = []
-
-    def member(_: Any) -> list[Any]:
-        found = apart(under_axes(call, dict(inner)))
-        rest.append(found.rebuild)
-        return found.arrays
-
+    member = OnlyArrays(lambda _: under_axes(call, dict(inner)))
     arrays = jax.vmap(member, axis_name=name)(np.arange(size))
-    return rest[-1]([array[0] for array in arrays])
+    return member.rebuild([array[0] for array in arrays])
 
 
 def _is_traceable(leaf: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from flax import nnx
 
 from bridge._conversion.neutral import Neutral
 
-from ._arrays_apart import Apart, apart
+from ._arrays_apart import Apart, OnlyArrays, apart
 from ._layouts import AddressedValues
 from ._models import Model, Request, is_of
 from ._numbers import is_comparable
@@ -66,13 +66,13 @@ class ModelProgram:
         self.note = self.state_note = ""
         self._request, self._updating = request, updating
         self._loss = loss
-        self._build: _Build | None = None
+        self._compiled: Future[Any] | None = None
         self._first: Results | None = None
 
     def start(self, pool: ThreadPoolExecutor) -> None:
         """Traces the model, which raises what the model raises, and begins to compile it."""
         try:
-            self._build = _Build(self, self.model.values, pool)
+            self._compile(self.model.values, pool)
         except _NOT_TRACEABLE as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.note = f"{self.model.name} was run operation by operation, not compiled: {reason}"
@@ -85,16 +85,38 @@ class ModelProgram:
 
     def __call__(self, values: Neutral) -> Results:
         """What the program computes for values."""
-        if self._build is None:
+        if self._compiled is None:
             return self.computed(values, self._request.given)
-        if not self._build.fits(values):
+        given = self._given(values)
+        if self._signature != _signature(values, given):
             with ThreadPoolExecutor(1) as pool:
-                self._build = _Build(self, values, pool)
-        return self._build(values)
+                self._compile(values, pool)
+        arrays = self._compiled.result()(given.arrays)
+        output, *by_address = self._only_arrays.rebuild(arrays)
+        return Results(output, *map(dict, by_address))
 
-    def given(self, values: Neutral) -> Apart:
+    def _given(self, values: Neutral) -> Apart:
         """The arrays that the program is a function of."""
         return apart(([leaf.value for leaf in values.values()], self._request.given))
+
+    def _compile(self, values: Neutral, pool: ThreadPoolExecutor) -> None:
+        """Begins to compile the program for values of one structure."""
+        given = self._given(values)
+
+        def compute(arrays: list[Any]) -> Any:
+            new, called_with = given.rebuild(arrays)
+            results = self.computed(
+                with_values(values, dict(zip(values, new, strict=True))), called_with
+            )
+            # As pairs: JAX sorts the keys of a dict, and addresses have no order.
+            by_address = results.gradients, results.after, results.state
+            return results.output, *(list(field.items()) for field in by_address)
+
+        self._only_arrays = OnlyArrays(compute)
+        self._signature = _signature(values, given)
+        lowered = jax.jit(self._only_arrays).lower(given.arrays)
+        options = None if "after" in self.wanted else _run_once(given.arrays)
+        self._compiled = pool.submit(lowered.compile, compiler_options=options)
 
     def computed(self, values: Neutral, given: Any) -> Results:
         """The program itself.
@@ -127,61 +149,22 @@ class ModelProgram:
             output, after = self.model.run(values, request)
             return output, {}, after
         parameters = [x for x in values if is_of(x, nnx.Param) and _is_float(values[x].value)]
-        rebuilds: list[Callable[[Sequence[Any]], Any]] = []
 
-        def objective(new: list[Any]) -> tuple[Any, list[Any]]:
+        def call(new: list[Any]) -> Any:
             changed = with_values(values, dict(zip(parameters, new, strict=True)))
             output, after = self.model.run(changed, request)
-            found = apart((output, list(after.items())))
-            rebuilds.append(found.rebuild)
-            return self._loss(output), found.arrays
+            return output, list(after.items())
+
+        called = OnlyArrays(call)
+
+        def objective(new: list[Any]) -> tuple[Any, list[Any]]:
+            arrays = called(new)
+            return self._loss(called.rebuild(arrays)[0]), arrays
 
         found, arrays = jax.grad(objective, has_aux=True)([values[x].value for x in parameters])
-        output, after = rebuilds[-1](arrays)
+        output, after = called.rebuild(arrays)
         # The parameters themselves come back as they were differentiated.
         return output, dict(zip(parameters, found, strict=True)), dict(after)
-
-
-class _Build:
-    """A program compiled for values of one structure."""
-
-    def __init__(self, program: ModelProgram, values: Neutral, pool: ThreadPoolExecutor):
-        given = program.given(values)
-        self._program = program
-        self._addresses, self._rest = list(values), given.rest
-        self._kinds = [_kind(array) for array in given.arrays]
-        self._rebuild: Callable[[Sequence[Any]], Any] = list
-
-        def compute(arrays: list[Any]) -> list[Any]:
-            new, called_with = given.rebuild(arrays)
-            replaced = {
-                address: leaf._replace(value=value)
-                for (address, leaf), value in zip(values.items(), new, strict=True)
-            }
-            results = program.computed(replaced, called_with)
-            # As pairs: JAX sorts the keys of a dict, and addresses have no order.
-            by_address = results.gradients, results.after, results.state
-            found = apart((results.output, *(list(field.items()) for field in by_address)))
-            self._rebuild = found.rebuild
-            return found.arrays
-
-        lowered = jax.jit(compute).lower(given.arrays)
-        options = None if "after" in program.wanted else _run_once(given.arrays)
-        self._pending = pool.submit(lowered.compile, compiler_options=options)
-
-    def fits(self, values: Neutral) -> bool:
-        """Whether this was compiled for such values; all that is not an array is compiled in."""
-        given = self._program.given(values)
-        return (
-            list(values) == self._addresses
-            and given.rest == self._rest
-            and [_kind(array) for array in given.arrays] == self._kinds
-        )
-
-    def __call__(self, values: Neutral) -> Results:
-        arrays = self._pending.result()(self._program.given(values).arrays)
-        output, *by_address = self._rebuild(arrays)
-        return Results(output, *map(dict, by_address))
 
 
 def with_values(values: Neutral, changed: AddressedValues) -> Neutral:
@@ -189,12 +172,15 @@ def with_values(values: Neutral, changed: AddressedValues) -> Neutral:
     return {**values, **{x: values[x]._replace(value=value) for x, value in changed.items()}}
 
 
-def _kind(array: Any) -> tuple[Any, ...]:
-    """What a compiled program depends on of an array."""
-    sharding = getattr(array, "sharding", None)
-    is_whole = isinstance(sharding, jax.sharding.SingleDeviceSharding)
-    weak = getattr(array, "weak_type", False)
-    return tuple(array.shape), array.dtype, weak, None if is_whole else sharding
+def _signature(values: Neutral, given: Apart) -> Any:
+    """What a compiled program depends on; all that is not an array is compiled in."""
+    kinds = []
+    for array in given.arrays:
+        sharding = getattr(array, "sharding", None)
+        is_whole = isinstance(sharding, jax.sharding.SingleDeviceSharding)
+        weak = getattr(array, "weak_type", False)
+        kinds.append((tuple(array.shape), array.dtype, weak, None if is_whole else sharding))
+    return list(values), given.rest, kinds
 
 
 def _run_once(arrays: Sequence[Any]) -> dict[str, Any] | None:
