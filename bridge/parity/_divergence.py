@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ._fields import FieldDifference, dropout_rate, field_differences
 from ._layouts import Layouts
@@ -31,7 +32,7 @@ class Divergence:
 
     Attributes:
       place: the layer's path in `a`; if the path in `b` differs, it follows behind an arrow. If
-        the layer is called several times, the number of the call follows, from 0.
+        the layer was called before, the number of the call follows, from 0.
       path: the layer's path in `a`.
       path_in_b: the layer's path in `b`.
       call: which call of it, from 0.
@@ -101,16 +102,14 @@ def compare_layers(
     name. With `dtypes`, another dtype is a difference.
     """
     found = paired(traces[0], traces[1], layouts)
-    several = _several([x for x, _ in found.pairs])
     calls: list[Divergence] = []
     fields: dict[str, tuple[FieldDifference, ...]] = {}
     nan_from, not_comparable = "", 0
     for x, y in found.pairs:
         own, layer = _fields_of(x, y), _layer(x, y)
         fields[layer] = tuple(dict.fromkeys((*fields.get(layer, ()), *own)))
-        is_reshaped = x.path in layouts.reshaped
-        place = _place(x, y, (x.path, x.method) in several)
-        inputs, output = _worst(place, x, y, table, dtypes=dtypes, is_reshaped=is_reshaped)
+        place = _place(x, y)
+        inputs, output = _worst(place, x, y, table, dtypes=dtypes)
         if output is None:
             not_comparable += bool(x.outputs or y.outputs)
             continue
@@ -212,16 +211,14 @@ def _worst(
     table: Mapping[str, Tolerance],
     *,
     dtypes: bool,
-    is_reshaped: bool,
 ) -> tuple[Compared | None, Compared | None]:
     """The worst of the inputs and of the outputs of two calls, None if nothing is comparable."""
     found = []
     for a, b in ((x.inputs, y.inputs), (x.outputs, y.outputs)):
-        own = _in_shapes_of(a, b) if is_reshaped else a
-        names = [(name, name) for name in own if name in b]
+        names = [(name, name) for name in a if name in b]
         # In order if no names are the same.
-        pairs = names or list(zip(own, b, strict=False))
-        found.append([compare(place, own[m], b[n], table, dtypes=dtypes) for m, n in pairs])
+        pairs = [(a[m], b[n]) for m, n in names or zip(a, b, strict=False)]
+        found.append([compare(place, _as(m, n), n, table, dtypes=dtypes) for m, n in pairs])
     inputs, outputs = found
     of_one_shape = [c for c in inputs if c.is_of_one_shape]
     if len(of_one_shape) < len(inputs):
@@ -230,18 +227,11 @@ def _worst(
     return worst(of_one_shape or inputs), worst(outputs)
 
 
-def _in_shapes_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a call, reshaped as those of another that are as large."""
-    return {
-        name: own.reshape(other.shape) if own.size == other.size else own
-        for (name, own), other in zip(a.items(), b.values(), strict=False)
-    }
-
-
-def _several(calls: Iterable[LayerCall]) -> Set[Any]:
-    """The layers and methods that are called more than once."""
-    counts = collections.Counter((call.path, call.method) for call in calls)
-    return {key for key, count in counts.items() if count > 1}
+def _as(a: Any, b: Any) -> Any:
+    """An array in the shape of another one if that splits or joins axes, as `DenseGeneral` does."""
+    ends = [{int(n) for n in np.cumprod(array.shape)} for array in (a, b)]
+    is_refined = ends[0] <= ends[1] or ends[1] <= ends[0]
+    return a.reshape(b.shape) if a.size == b.size and is_refined else a
 
 
 def _only(calls: Iterable[LayerCall], with_counterpart: Set[tuple[str, ...]]) -> Iterator[str]:
@@ -273,9 +263,9 @@ def _dropouts_only(
     return found
 
 
-def _place(a: LayerCall, b: LayerCall, is_one_of_several: bool) -> str:
+def _place(a: LayerCall, b: LayerCall) -> str:
     where = _text(a) if a.path == b.path else f"{_text(a)} -> {_text(b)}"
-    return f"{where}, call {a.nth}" if is_one_of_several else where
+    return f"{where}, call {a.nth}" if a.nth else where
 
 
 def _layer(a: LayerCall, b: LayerCall) -> str:

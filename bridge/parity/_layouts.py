@@ -31,14 +31,12 @@ class Layouts:
       sources: the values of `a` that a value of `b` is made of, empty if that must be zero.
       values_below: for `a` and for `b`, numbers for the values below each path. Values that are
         made of each other have one number. None if both models have the same paths.
-      reshaped: the paths of the layers of `a` with values of another shape in `b`.
       plan: the port plan that says so, None if both models have the same layout.
     """
 
     convert: Callable[[AddressedValues], AddressedValues]
     sources: Mapping[Address, tuple[Address, ...]]
     values_below: tuple[ValuesBelow, ValuesBelow] | None = None
-    reshaped: frozenset[LayerPath] = frozenset()
     plan: Any = None
 
     def place(self, address: Address) -> str:
@@ -75,25 +73,13 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
         # What is not an array, such as metadata in a collection of its own, has no sources.
         return {x: v for x, v in converted.items() if given.issuperset(sources.get(x, ()))}
 
-    order = {address: number for number, address in enumerate(whole)}
     sources = {
-        as_text(target): tuple(map(as_text, sorted(found, key=order.__getitem__)))
+        as_text(target): tuple(map(as_text, found))
         for target, found in plan.sources.items()
         if whole.keys() >= {*found}
     }
     pairs = [(source[1], own[1]) for own, found in sources.items() for source in found]
-    shapes, others = ({as_text(x): leaf.value for x, leaf in m.values.items()} for m in (a, b))
-    reshaped = frozenset(
-        found[0][1][:-1]
-        for own, found in sources.items()
-        if len(found) == 1 and _is_reshaped(shapes.get(found[0]), others.get(own))
-    )
-    return Layouts(convert, sources, _values_below(pairs), reshaped, plan)
-
-
-def _is_reshaped(a: Any, b: Any) -> bool:
-    both = is_comparable(a) and is_comparable(b)
-    return both and a.size == b.size and a.shape != b.shape
+    return Layouts(convert, sources, _values_below(pairs), plan)
 
 
 def as_text(address: Address) -> Address:
