@@ -14,12 +14,9 @@ from ._numbers import is_comparable
 
 
 class Apart(NamedTuple):
-    """A tree in two parts.
+    """A tree in two parts: what JAX can trace, and the structure with all other leaves.
 
-    Attributes:
-      arrays: what JAX can trace.
-      rebuild: arrays in the same order -> the tree with those.
-      rest: the tree's structure, and all other leaves.
+    `rebuild` takes arrays in the same order and returns the tree with those.
     """
 
     arrays: list[Any]

@@ -38,6 +38,7 @@ from bridge._linen_in_nnx.linen_call import function_of
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.bound_module import method_of
 from bridge._nnx_in_linen.to_linen import ToLinen
+from bridge._randomness.typed_keys import is_key
 from bridge._train_eval import MODE_FIELDS, TRAINING
 
 from ._arrays_apart import under_axes
@@ -57,14 +58,8 @@ Observing: TypeAlias = Callable[[nnx.Module], contextlib.AbstractContextManager[
 class Request:
     """How a model is called.
 
-    Attributes:
-      inputs: positional arguments.
-      kwargs: keyword arguments.
-      method: a name, a function of the module, or None.
-      rngs: keys by stream name, None for the model's own.
-      modes: what `train()` and `eval()` set, by name.
-      axes: the sizes of the named axes that the model is called under.
-      observing: from the NNX module that is called, if there is one, to a context for the call.
+    `rngs` is None for the model's own keys. `modes` are what `train()` and `eval()` set. `axes` are
+    sizes of named axes. `observing` gives a context for the call of an NNX module.
     """
 
     inputs: tuple[Any, ...]
@@ -87,14 +82,10 @@ class Request:
 
 
 class Model(abc.ABC):
-    """A model under comparison.
+    """A model under comparison, the argument `side` of `check`.
 
-    Attributes:
-      name: what it is called in the report.
-      side: `a` or `b`.
-      linen: the Linen module with the paths and calls of the model, None for an NNX model.
-      module: the Linen or NNX module that the caller gave.
-      values: the leaves that the model was given with.
+    `linen` is the Linen module with the model's paths and calls, also within a ToNNX; None for
+    other NNX models. `values` are the leaves that the model was given with.
     """
 
     name: str
@@ -120,21 +111,13 @@ class Model(abc.ABC):
 
         try:
             output, after = under_axes(call, request.axes)
-        except NameError as error:
-            # Python notes the name that it does not find; JAX's error has none.
-            if error.name is not None or isinstance(error, UnboundAxisError):
-                self._note(error)
-                raise
-            raise UnboundAxisError(self.name, error) from error
         except Exception as error:
-            self._note(error)
+            # Python notes the name that it does not find; JAX's error has none.
+            if type(error) is NameError and error.name is None:
+                raise UnboundAxisError(self.name, error) from error
+            error.add_note(f"raised by {self.side} = {self.name}")
             raise
         return output, dict(after)
-
-    def _note(self, error: Exception) -> None:
-        note = f"raised by {self.side} = {self.name}"
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
 
     @abc.abstractmethod
     def _run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
@@ -166,7 +149,9 @@ class LinenModel(Model):
 
     def __init__(self, side: str, module: nn.Module, variables: Mapping[str, Any]):
         self.side, self.module = side, module
-        self.name = _linen_name(module)
+        self.name = type(module).__name__
+        if isinstance(module, ToLinen):
+            self.name = f"ToLinen({getattr(module.nnx_class, '__name__', self.name)})"
         self.linen = None if isinstance(module, ToLinen) else module
         self.values = linen_leaves.from_variables(variables)
         self._static = {c: tree for c, tree in variables.items() if c == STATIC}
@@ -248,7 +233,11 @@ class NnxModel(Model):
                     # Including the value for arguments named `train`.
                     node.to_nnx__modes = tuple(sorted(request.modes.items()))
         if request.rngs is not None:
-            nnx.reseed(module, graph=True, **_streams(request.rngs))
+            wrap = jax.random.wrap_key_data
+            keys: dict[str, Any] = {
+                n: key if is_key(key) else wrap(key) for n, key in request.rngs.items()
+            }
+            nnx.reseed(module, graph=True, **keys)
             if isinstance(module, ToNNX):
                 kwargs.setdefault("rngs", dict(request.rngs))
         method = request.method
@@ -313,23 +302,6 @@ def _not_dropping(function: Any, args: Any, kwargs: Any, context: InterceptorCon
     is_tied = isinstance(vars(module).get("deterministic"), bool)
     with overridden(module, {"deterministic": True} if is_tied else {}):
         return function(*args, **kwargs)
-
-
-def _linen_name(module: nn.Module) -> str:
-    if isinstance(module, ToLinen):
-        cls = module.nnx_class
-        cls = getattr(cls, "module_type", getattr(cls, "func", cls))
-        return f"ToLinen({getattr(cls, '__name__', type(module).__name__)})"
-    return type(module).__name__
-
-
-def _streams(rngs: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: jax.random.wrap_key_data(key)
-        if jax.numpy.issubdtype(key.dtype, jax.numpy.uint32)
-        else key
-        for name, key in rngs.items()
-    }
 
 
 def is_of(address: Address, *kinds: type[nnx.Variable[Any]]) -> bool:

@@ -118,7 +118,7 @@ def compare(
     found = _compare(place, a, b, table, floor=floor, dtypes=dtypes)
     if nan_agrees or not found.ok or not has_nan(a):
         return found
-    missing = int(np.isnan(_wide(a)).sum())
+    missing = int(np.isnan(widened(on_host(a))).sum())
     note = f"NaN on both sides in {missing} of {a.size} elements"
     return dataclasses.replace(found, verdict="nan", note=note)
 
@@ -209,14 +209,8 @@ def has_nan(value: Any) -> bool:
         is_comparable(value)
         and not is_key(value)
         and jnp.issubdtype(value.dtype, jnp.inexact)
-        and bool(np.isnan(_wide(value)).any())
+        and bool(np.isnan(widened(on_host(value))).any())
     )
-
-
-def _wide(value: Any) -> Any:
-    """An array in a dtype that NumPy itself has."""
-    own = on_host(value)
-    return own if own.dtype.kind in "fc" else own.astype(np.float32)
 
 
 def magnitude(value: Any) -> float:

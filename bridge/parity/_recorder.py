@@ -16,7 +16,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -72,12 +72,10 @@ class LayerCall:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """The calls that one run of a model made.
+    """The calls that one run of a model made, and what the run returned.
 
-    Attributes:
-      calls: in the order in which they ended, so a layer comes after those it calls.
-      note: what could not be observed.
-      output: what the run returned.
+    The calls are in the order in which they ended, so a layer comes after those it calls. `note`
+    says what could not be observed.
     """
 
     calls: tuple[LayerCall, ...]
@@ -125,12 +123,8 @@ class _Place:
 class _Open:
     """A call that has begun.
 
-    Attributes:
-      frame: the NNX call's frame, None for a Linen call.
-      key: the module's path and the method.
-      base: what the paths of Linen modules called from here are relative to.
-      call: what is known of it, without outputs; None if the call is not recorded.
-      is_leaf: whether it has called no other layer.
+    `frame` is None for a Linen call. Paths of Linen modules called from here are relative to
+    `base`. `call` has no outputs yet, and is None if the call is not recorded.
     """
 
     frame: FrameType | None
@@ -183,9 +177,15 @@ class _Recorder:
         with self._watching_nnx(True):
             yield
 
-    def _watching_nnx(self, on: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def _watching_nnx(self, on: bool) -> Iterator[None]:
         """Whether NNX calls are observed; it slows Python down, so not where Linen's are."""
-        return _profiled(self._hook() if on else self._previous)
+        before = sys.getprofile()
+        _set_profile(self._hook() if on else self._previous)
+        try:
+            yield
+        finally:
+            _set_profile(before)
 
     def _on_linen_call(
         self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
@@ -348,21 +348,8 @@ def _is_container(module: Any) -> bool:
     return isinstance(module, MutableMapping | MutableSequence)
 
 
-@contextmanager
-def _profiled(hook: Any) -> Iterator[None]:
-    """A block in which a profiling hook is called, in this thread.
-
-    The hook is a function as `sys.setprofile` takes it, or what `sys.getprofile` gave.
-    """
-    before = sys.getprofile()
-    _set_profile(hook)
-    try:
-        yield
-    finally:
-        _set_profile(before)
-
-
 def _set_profile(hook: Any) -> None:
+    """Sets a hook of this thread, or what `sys.getprofile` gave."""
     if hook is None or callable(hook):
         sys.setprofile(hook)
     else:

@@ -16,7 +16,6 @@ from ._numbers import Compared, worst
 
 # Only a text needs it.
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 SECTIONS = (
@@ -150,21 +149,21 @@ def _as_text(report: Report, whole: bool) -> str:
     console = Console(
         file=out, width=_WIDTH, color_system=None, markup=False, emoji=False, highlight=False
     )
-    _line(console, f"parity of a = {report.a} and b = {report.b}: {_headline(report)}")
+    console.print(f"parity of a = {report.a} and b = {report.b}: {_headline(report)}")
     console.print(_summary(report))
-    for line in (*_divergence(report), *_inexact(report)):
-        _line(console, line)
+    for line in _named_layer(report):
+        console.print(line)
     for section in report.sections:
         if section.differing:
             rows = [_row(c) for c in section.differing]
             rows = rows if whole else _folded(rows)
             shown = rows if whole else rows[:_MOST]
-            console.print(_details(section, shown))
+            console.print(_details(section.name, shown))
             if left := len(rows) - len(shown):
-                _line(console, f"… and {left} more in {section.name}; {_REST}")
+                console.print(f"… and {left} more in {section.name}; {_REST}")
     for section in report.sections:
         if section.note:
-            _line(console, f"{section.name}: {section.note}")
+            console.print(f"{section.name}: {section.note}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
@@ -206,8 +205,8 @@ def _summary(report: Report) -> Table:
     return table
 
 
-def _details(section: Section, rows: Sequence[Sequence[str]]) -> Table:
-    table = _table(section.name, "max abs", "max rel", "allowed", "at", "a", "b")
+def _details(name: str, rows: Sequence[Sequence[str]]) -> Table:
+    table = _table(name, "max abs", "max rel", "allowed", "at", "a", "b")
     for row in rows:
         table.add_row(*row)
     return table
@@ -232,11 +231,16 @@ def _folded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     ]
 
 
-def _divergence(report: Report) -> Iterator[str]:
-    found = report.first_divergence
+def _named_layer(report: Report) -> Iterator[str]:
+    """What is said of the first layer that diverges, or else of the first that is inexact."""
+    found, title = report.first_divergence, "first layer that diverges"
+    if found is None:
+        found = report.first_inexact
+        title = "first layer that is not bitwise equal though its inputs are"
     if found is None:
         return
-    yield f"first layer that diverges: {found.place} ({_classes(found)})"
+    names = dict.fromkeys(found.modules)
+    yield f"{title}: {found.place} ({' -> '.join(names)})"
     if found.after and found.before:
         yield f"  between {found.after} and {found.before}"
     yield f"  output: {_told(found.output)}"
@@ -244,25 +248,6 @@ def _divergence(report: Report) -> Iterator[str]:
         yield f"  inputs: {_told(found.inputs)}"
     if not found.inputs_agree:
         yield "  its inputs differ already, and no layer before it was compared that explains it"
-    yield from _why(found)
-    if found.leaves_tolerance:
-        yield f"  within tolerance here, and out of it in {found.leaves_tolerance}"
-    if found.after:
-        yield f"  the last layer before it that agrees: {found.after}"
-
-
-def _inexact(report: Report) -> Iterator[str]:
-    found = report.first_inexact
-    if found is None or report.first_divergence is not None:
-        return
-    where = f"{found.place} ({_classes(found)})"
-    yield f"first layer that is not bitwise equal though its inputs are: {where}"
-    yield f"  output: {_told(found.output)}"
-    yield from _why(found)
-
-
-def _why(found: Divergence) -> Iterator[str]:
-    """What the layer's own definition says."""
     for difference in found.fields:
         yield f"  {difference}"
     if found.dropout_rate and not found.fields:
@@ -270,11 +255,10 @@ def _why(found: Divergence) -> Iterator[str]:
             f"  its dropout rate is {found.dropout_rate}: where dropout is on, outputs agree only"
             " if both models draw the same key, and Linen and native NNX do not"
         )
-
-
-def _classes(found: Divergence) -> str:
-    names = found.modules
-    return names[0] if names[0] == names[1] else f"{names[0]} -> {names[1]}"
+    if found.leaves_tolerance:
+        yield f"  within tolerance here, and out of it in {found.leaves_tolerance}"
+    if found.after:
+        yield f"  the last layer before it that agrees: {found.after}"
 
 
 def _told(c: Compared) -> str:
@@ -333,7 +317,3 @@ def _table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     return table
-
-
-def _line(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=False)
