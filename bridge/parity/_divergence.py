@@ -101,11 +101,11 @@ def compare_layers(
     `traces` are those of the reference and of the other model, `table` has tolerances by dtype
     name. With `dtypes`, another dtype is a difference.
     """
-    found = paired(traces[0], traces[1], layouts)
+    pairs, only_a, only_b = paired(traces[0], traces[1], layouts)
     calls: list[Divergence] = []
     fields: dict[str, tuple[FieldDifference, ...]] = {}
     nan_from, not_comparable = "", 0
-    for x, y in found.pairs:
+    for x, y in pairs:
         own, layer = _fields_of(x, y), _layer(x, y)
         fields[layer] = tuple(dict.fromkeys((*fields.get(layer, ()), *own)))
         place = _place(x, y)
@@ -133,10 +133,10 @@ def compare_layers(
         _first(calls),
         _inexact(calls),
         nan_from,
-        {**fields, **_dropouts_only(found.only_a, found.only_b)},
+        {**fields, **_dropouts_only(only_a, only_b)},
         (
-            tuple(_only(found.only_a, {x.path for x, _ in found.pairs})),
-            tuple(_only(found.only_b, {y.path for _, y in found.pairs})),
+            tuple(_only(only_a, {x.path for x, _ in pairs})),
+            tuple(_only(only_b, {y.path for _, y in pairs})),
         ),
         not_comparable,
     )

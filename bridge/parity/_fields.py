@@ -94,7 +94,7 @@ def field_differences(
 
 
 def _same(name: str, x: Any, y: Any, same_dtypes: bool) -> bool:
-    if x == y or (name in _NAMES_IN_ANY_CASE and _folded(x) == _folded(y)):
+    if x == y or (name in _NAMES_IN_ANY_CASE and str(x).casefold() == str(y).casefold()):
         return True
     if x is None or y is None:
         if name in _DERIVED or (same_dtypes and "dtype" in name):
@@ -109,12 +109,6 @@ def _same(name: str, x: Any, y: Any, same_dtypes: bool) -> bool:
     if isinstance(y, tuple) and not isinstance(x, tuple):
         return _same(name, y, x, same_dtypes)
     return False
-
-
-def _folded(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_folded, value))
-    return value.casefold() if isinstance(value, str) else value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -12,32 +11,22 @@ from ._layouts import LayerPath, Layouts, ValuesBelow
 from ._recorder import LayerCall, Trace
 
 
-@dataclasses.dataclass(frozen=True)
-class Paired:
-    """The calls of two models.
-
-    The pairs are in `a`'s order of execution; `only_a` and `only_b` are the calls without a
-    counterpart.
-    """
-
-    pairs: tuple[tuple[LayerCall, LayerCall], ...]
-    only_a: tuple[LayerCall, ...]
-    only_b: tuple[LayerCall, ...]
-
-
-def paired(a: Trace, b: Trace, layouts: Layouts) -> Paired:
+def paired(
+    a: Trace, b: Trace, layouts: Layouts
+) -> tuple[list[tuple[LayerCall, LayerCall]], list[LayerCall], list[LayerCall]]:
     """Puts the calls of two traces together.
 
     By the values of their layers; then, for layers without values, by their class and their place
-    between calls that are together already.
+    between calls that are together already. Returns the pairs in `a`'s order of execution, and the
+    calls without a counterpart of `a` and of `b`.
     """
     found = _by_values(a.calls, b.calls, layouts)
     found |= _between(a.calls, b.calls, found)
     taken = set(found.values())
-    return Paired(
-        tuple((a.calls[i], b.calls[found[i]]) for i in sorted(found)),
-        tuple(call for i, call in enumerate(a.calls) if i not in found),
-        tuple(call for j, call in enumerate(b.calls) if j not in taken),
+    return (
+        [(a.calls[i], b.calls[found[i]]) for i in sorted(found)],
+        [call for i, call in enumerate(a.calls) if i not in found],
+        [call for j, call in enumerate(b.calls) if j not in taken],
     )
 
 

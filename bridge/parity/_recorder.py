@@ -110,9 +110,9 @@ class _Place:
     """A path on an NNX module.
 
     `run` identifies the run: JAX keeps the traces of `remat` by what they were made for, and one of
-    an earlier run would call back the recorder of that run. A place does not refer
-    to its recorder, which holds the modules: a ToLinen makes static attributes that refer to its
-    module's nodes anew, by pickling them, at every call.
+    an earlier run would call back the recorder of that run. A place does not refer to its recorder,
+    which holds the modules: a ToLinen makes static attributes that refer to its module's nodes
+    anew, by pickling them, at every call.
     """
 
     path: Path
