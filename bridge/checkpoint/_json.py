@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,10 +24,7 @@ from bridge._conversion.neutral import Key
 from bridge._flax.variables import HOOKS, class_hooks
 
 _PLAIN = (type(None), bool, int, str)
-_SEQUENCES = {"tuple": tuple, "list": list}
-_MAPPINGS = {"dict": dict, "FrozenDict": FrozenDict}
 _NUMBER = re.compile(r"-?\d+")
-_TYPE = re.compile(r"[^:]+:[^:]+")
 
 
 class NotCarriedError(Exception):
@@ -81,12 +78,10 @@ def encode(value: Any) -> Any:
         # A spec may also name reductions, besides its entries.
         if decode(encoded) == value:
             return encoded
-    for name, sequence in _SEQUENCES.items():
-        if kind is sequence:
-            return {name: [encode(item) for item in value]}
-    for name, mapping in _MAPPINGS.items():
-        if kind is mapping:
-            return {name: [[encode(k), encode(v)] for k, v in value.items()]}
+    if kind in (tuple, list):
+        return {kind.__name__: [encode(item) for item in value]}
+    if kind in (dict, FrozenDict):
+        return {kind.__name__: [[encode(k), encode(v)] for k, v in value.items()]}
     if isinstance(value, type) and issubclass(value, nnx.Variable | meta.AxisMetadata):
         return {"type": f"{value.__module__}:{value.__qualname__}"}
     raise NotCarriedError(f"a {kind.__name__}")
@@ -100,53 +95,35 @@ def decode(encoded: Any) -> Any:
     """
     if type(encoded) in _PLAIN:
         return encoded
-    if not isinstance(encoded, dict) or len(encoded) != 1:
-        raise MalformedError(f"{_short(encoded)} where a value is expected")
-    ((name, content),) = encoded.items()
-    if name == "float":
-        return to_float(content)
-    if name == "type":
-        return loaded_type(content)
-    if name not in ("spec", *_SEQUENCES, *_MAPPINGS) or not isinstance(content, list):
-        raise MalformedError(f"a value with the unknown tag or content {_short(encoded)}")
-    if name == "spec":
-        return _spec([decode(names) for names in content])
-    if name in _SEQUENCES:
-        return _SEQUENCES[name](map(decode, content))
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in content):
-        raise MalformedError(f"a mapping without pairs, {_short(encoded)}")
     try:
-        made = {decode(key): decode(value) for key, value in content}
-    except TypeError as error:
-        raise MalformedError(f"something that is not a key, in {_short(encoded)}") from error
-    if len(made) != len(content):
-        raise MalformedError(f"a mapping with one key twice, {_short(encoded)}")
-    return _MAPPINGS[name](made)
+        ((tag, content),) = encoded.items()
+        return _DECODERS[tag](content)
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise MalformedError(f"{_short(encoded)} where a value is expected") from error
 
 
-def to_float(text: Any) -> float:
-    """The number in the hexadecimal form of `float.hex`."""
-    try:
-        return float.fromhex(text)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise MalformedError(f"{_short(text)} where a hexadecimal float is expected") from error
+def _items(content: list[Any]) -> list[Any]:
+    return [decode(item) for item in content]
 
 
-def _spec(entries: list[Any]) -> jax.sharding.PartitionSpec:
-    for entry in entries:
+def _pairs(content: list[Any]) -> dict[Any, Any]:
+    return {decode(key): decode(value) for key, value in content}
+
+
+def _spec(content: list[Any]) -> jax.sharding.PartitionSpec:
+    spec = jax.sharding.PartitionSpec(*_items(content))
+    for entry in spec:
         names = entry if isinstance(entry, tuple) else (entry,)
         if not all(name is None or isinstance(name, str) for name in names):
             raise MalformedError(f"a partition spec with {_short(entry)}")
-    return jax.sharding.PartitionSpec(*entries)
+    return spec
 
 
-def loaded_type(name: Any) -> type:
+def loaded_type(name: str) -> type:
     """The Variable type or box type of this name, if the program has imported it.
 
     Modules and classes are looked into without asking them for attributes, as that may import.
     """
-    if not isinstance(name, str) or not _TYPE.fullmatch(name):
-        raise MalformedError(f"{_short(name)} where the name of a type is expected")
     module, _, qualname = name.partition(":")
     if module == registry.auto.__name__:
         # Types that are made on demand have no code to import.
@@ -159,6 +136,17 @@ def loaded_type(name: Any) -> type:
     if isinstance(found, type) and issubclass(found, nnx.Variable | meta.AxisMetadata):
         return found
     raise NotCarriedError(f"type {name}, which the program has not imported")
+
+
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
+    "float": float.fromhex,
+    "spec": _spec,
+    "type": loaded_type,
+    "tuple": lambda content: tuple(_items(content)),
+    "list": _items,
+    "dict": _pairs,
+    "FrozenDict": lambda content: FrozenDict(_pairs(content)),
+}
 
 
 def encode_fields(
@@ -208,32 +196,16 @@ def encode_form(value: Any) -> Any:
 def decode_form(form: Any, leaves: list[Any]) -> Any:
     """The inverse of `encode_form`, with the leaves in their places.
 
-    Raises NotCarriedError if the file could not hold the containers.
+    Raises NotCarriedError if the file could not hold the containers, and MalformedError for JSON
+    that `encode_form` does not give for so many leaves.
     """
-    return jax.tree.map(lambda index: leaves[index], _form_of(form))
-
-
-def count_in(form: Any) -> int | None:
-    """How many leaves there are in a form; None if the file could not hold the containers.
-
-    Raises MalformedError for JSON that `encode_form` does not give.
-    """
-    return None if _is_lost(form) else len(jax.tree.leaves(_form_of(form)))
-
-
-def _form_of(form: Any) -> Any:
-    """The containers of a value, with a number at each leaf."""
-    if _is_lost(form):
+    if isinstance(form, dict) and form.keys() == {"not carried"}:
         raise NotCarriedError(f"its value is in {form['not carried']}, which no file holds")
     made = decode(form)
     numbers = jax.tree.leaves(made)
-    if any(type(number) is not int for number in numbers) or numbers != list(range(len(numbers))):
+    if any(type(number) is not int for number in numbers) or numbers != list(range(len(leaves))):
         raise MalformedError(f"{_short(form)} where containers of numbered leaves are expected")
-    return made
-
-
-def _is_lost(form: Any) -> bool:
-    return isinstance(form, dict) and form.keys() == {"not carried"}
+    return jax.tree.map(lambda index: leaves[index], made)
 
 
 def _short(content: Any) -> str:

@@ -150,17 +150,6 @@ def test_what_is_no_document_is_an_error(path, tmp_path, text):
         checkpoint.restore(with_notes(path, tmp_path, text))
 
 
-def test_every_leaf_that_is_malformed_is_named(path, tmp_path, document):
-    made = changed(document, (*FIRST, "form"), "x")
-    made = changed(made, ("items", "ema", 0, "form"), "x")
-    with pytest.raises(CheckpointError) as caught:
-        checkpoint.restore(with_notes(path, tmp_path, made))
-    assert [where for where, _ in caught.value.unreadable] == [
-        "bridge, leaf 0 of variables",
-        "bridge, leaf 0 of ema",
-    ]
-
-
 def test_a_name_of_a_type_imports_nothing_and_asks_no_module(path, tmp_path, document, monkeypatch):
     asked = []
     lazy = types.ModuleType("lazy_package")
