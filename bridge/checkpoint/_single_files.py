@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
-import msgpack
 import numpy as np
 from flax import serialization
 
@@ -56,37 +55,22 @@ def read(path: Any, form: str) -> Any:
     has pickled objects, which are not read.
     """
     if form == "msgpack":
-        try:
-            return serialization.msgpack_restore(path.read_bytes())
-        except msgpack.exceptions.StackError as error:
-            raise ValueError("its mappings are nested deeper than msgpack can read") from error
+        return serialization.msgpack_restore(path.read_bytes())
     if form == "npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            found = _unpickled(path, arrays)
-            return _nested({name: _known(array) for name, array in found.items()})
-    with _safetensors(path).safe_open(path, framework="numpy") as file:
-        return _nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-
-
-def _unpickled(path: Any, arrays: Any) -> dict[str, Any]:
-    """The arrays of an npz file by name."""
-    found, pickled = {}, []
-    for name in arrays.files:
         try:
-            found[name] = arrays[name]
+            with np.load(path, allow_pickle=False) as arrays:
+                return _nested({name: _known(array) for name, array in arrays.items()})
         except ValueError as error:
             # NumPy has no type of its own for this error.
             if "allow_pickle" not in str(error):
                 raise
-            pickled.append((name, "an array of Python objects"))
-    if pickled:
-        raise CheckpointError(
-            "pickled objects are not read, as this could run any code; they are in",
-            path,
-            "Save the file without them, or their values as arrays of numbers.",
-            unreadable=pickled,
-        )
-    return found
+            raise CheckpointError(
+                "pickled objects are not read, as this could run any code; there are some in",
+                path,
+                "Save the file without them, or their values as arrays of numbers.",
+            ) from None
+    with _safetensors(path).safe_open(path, framework="numpy") as file:
+        return _nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 
 
 def is_own(path: Any, form: str) -> bool:
