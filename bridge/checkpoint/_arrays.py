@@ -14,7 +14,7 @@ from jax.core import Tracer
 from bridge._errors import CheckpointError
 from bridge._randomness.typed_keys import from_bits, is_key
 
-from ._failures import quiet_orbax, reason, silence_late_reads
+from ._failures import quiet_orbax, reason
 from ._stored import PYTHON_TYPES, Stored, key_of
 
 WantedArrays = Mapping[tuple[Any, ...], Any]
@@ -88,7 +88,10 @@ def each(
         except Exception as error:
             if len(batch) == 1 or failures >= _FAILURES:
                 failures += 1
-                why = reason(error, [".".join(map(str, location)) for location in batch])
+                why = reason(error)
+                for location in batch:
+                    # Orbax gives each array a directory; the reason is the same for all of them.
+                    why = why.replace(".".join(map(str, location)) + "/", "…/")
                 yield from ((location, None, why) for location in batch)
             else:
                 half = len(batch) // 2
@@ -105,7 +108,6 @@ def _read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ..
         item=mapped(lambda s: 0 if s.location in wanted else ocp.PLACEHOLDER),
         restore_args=mapped(lambda s: _restore_args(s, wanted.get(s.location))),
     )
-    silence_late_reads()
     with quiet_orbax():
         restored = ocp.PyTreeCheckpointHandler().restore(directory, args=arguments)
     found = jax.tree_util.tree_flatten_with_path(restored)[0]

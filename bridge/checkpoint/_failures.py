@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -69,12 +69,8 @@ def agreed(path: object, failure: str = "could not restore") -> Iterator[None]:
                 )
 
 
-def reason(error: BaseException, arrays: Sequence[str] = ()) -> str:
-    """What went wrong, in one line.
-
-    The line leaves out the names `arrays`, as orbax writes them, so that it is the same for all of
-    them.
-    """
+def reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
     found = _code(error)
     if found is not None:
         names = getattr(error, "filename", None), getattr(error, "filename2", None)
@@ -84,13 +80,8 @@ def reason(error: BaseException, arrays: Sequence[str] = ()) -> str:
         # Its text is the key alone.
         return f"there is no entry {error}"
     lines = [line for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    line = lines[0]
-    for name in arrays:
-        # Orbax gives each array a directory.
-        line = re.sub(rf'(?<=["/]){re.escape(name)}(?=/)', "…", line)
-    return line[:200]
+    # Tensorstore appends all of its options.
+    return lines[0].partition(" [tensorstore_spec")[0] if lines else type(error).__name__
 
 
 def _code(error: BaseException) -> int | None:
@@ -105,30 +96,18 @@ def _code(error: BaseException) -> int | None:
 
 @contextlib.contextmanager
 def quiet_orbax() -> Iterator[None]:
-    """A block in which orbax does not log the errors that it raises as well.
-
-    Its threads log each failure with a traceback. If the block ends without an error, what was
-    logged belongs to somebody else's checkpoint, and is logged then.
-    """
+    """A block in which orbax does not also log, with tracebacks, the errors that it raises."""
+    silence_late_reads()
     logger = logging.getLogger("absl")
-    held: list[logging.LogRecord] = []
 
     def is_shown(record: logging.LogRecord) -> bool:
-        is_failure = record.levelno >= logging.ERROR and "orbax" in record.pathname
-        if is_failure:
-            held.append(record)
-        return not is_failure
+        return record.levelno < logging.ERROR or "orbax" not in record.pathname
 
     logger.addFilter(is_shown)
     try:
         yield
-    except BaseException:
-        held.clear()
-        raise
     finally:
         logger.removeFilter(is_shown)
-        for record in held:
-            logger.handle(record)
 
 
 def silence_late_reads() -> None:

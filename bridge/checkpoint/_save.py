@@ -16,7 +16,7 @@ from bridge._errors import CheckpointError, bullets, warn
 from bridge._types import ModelTree
 
 from . import _digests, _notes
-from ._failures import agreed, reported, silence_late_reads
+from ._failures import agreed, reported
 from ._files import NOTES, VARIABLES
 from ._json import NotCarriedError
 from ._publish import publishing
@@ -146,7 +146,6 @@ def write(path: Any, handler: Any, args: Any) -> None:
     wait for each other's signals, and create or remove directories that the other one is using,
     even if their paths differ. So saves of this process wait here for each other.
     """
-    silence_late_reads()
     with _writing, ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path, args=args)
 

@@ -16,7 +16,7 @@ from bridge._conversion.neutral import Key, Path, nest
 from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mean, listed
 
 from . import _arrays, _notes, _single_files
-from ._failures import reason, reported, silence_late_reads
+from ._failures import quiet_orbax, reason, reported
 from ._files import VARIABLES, Found, find
 from ._stored import (
     Location,
@@ -206,8 +206,8 @@ def _foreign_source(
         entries = {p: _located(describe(value), p) for p, value in values.items()}
         noted = _single_files.noted_layout(found.path, found.format)
     else:
-        silence_late_reads()
-        metadata: Any = ocp.PyTreeCheckpointHandler().metadata(found.path)
+        with quiet_orbax():
+            metadata: Any = ocp.PyTreeCheckpointHandler().metadata(found.path)
         tree = jax.tree_util.tree_map_with_path(
             lambda keys, leaf: _located(_described(leaf), tuple(map(key_of, keys))),
             getattr(metadata, "tree", metadata),
