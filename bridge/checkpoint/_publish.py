@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from bridge._errors import CheckpointError
+from bridge._errors import CheckpointError, warn
 
-from ._failures import agreed, quiet_orbax, reason, reported
+from ._failures import agreed, quiet_orbax, reported
 from ._overwrite_guard import check, check_content
 from ._paths import NEW, OLD, REPLACED, absolute, is_remote, place_of
 
@@ -57,130 +57,97 @@ def publishing(
     where = absolute(path)
     with reported("no checkpoint could be saved at", where, "What was there before is unchanged."):
         if is_remote(where):
+            if where.exists():
+                raise CheckpointError(
+                    "there is something already at",
+                    where,
+                    "In an object store, which cannot rename, nothing is replaced. Save to another"
+                    " path, or remove it first.",
+                )
             # Orbax marks a checkpoint in an object store as complete at last.
-            _check_free(where)
             with quiet_orbax():
                 yield where
             return
         own = Path(os.fspath(where))
         # A name that ends in two dots has no name beside it.
         own = own.resolve() if own.name == ".." else own
-        publication = _Publication(own, overwrite, file_format)
-        is_first = jax.process_index() == 0
-        try:
+        place, is_first = place_of(own), jax.process_index() == 0
+        with contextlib.ExitStack() as undo:
             with agreed(own, _FAILURE):
                 if is_first:
-                    publication.open(sources)
+                    _prepare(own, place, undo)
+                    _check_free(own, overwrite)
+                    if os.path.lexists(own):
+                        check(own, file_format, sources)
             with agreed(own, _FAILURE), quiet_orbax():
-                yield absolute(place_of(own) / NEW)
+                yield absolute(place / NEW)
             with agreed(own, _FAILURE):
                 if is_first:
-                    publication.publish()
-        except BaseException:
-            publication.close()
-            raise
-        with agreed(own, _FAILURE):
-            publication.close()
+                    _replace(own, place, overwrite)
 
 
-class _Publication:
-    """One checkpoint on its way to its path."""
+def _prepare(path: Path, place: Path, undo: contextlib.ExitStack) -> None:
+    """Makes the directory beside the path, without what a save that was killed left in it."""
+    for folder in reversed([p for p in path.parents if not p.exists()]):
+        folder.mkdir(exist_ok=True)
+        undo.callback(_remove_empty, folder)
+    undo.enter_context(_hold(place))
+    undo.callback(_clean, place)
+    old = place / OLD
+    if os.path.lexists(old):
+        if os.path.lexists(path):
+            check_content(old, old)
+        else:
+            os.rename(old, path)
+    for left in place.iterdir():
+        _remove(left)
 
-    _is_published = False
 
-    def __init__(self, path: Path, overwrite: bool, file_format: str | None):
-        self._path = path
-        self._place = place_of(path)
-        self._new, self._old, self._replaced = (self._place / n for n in (NEW, OLD, REPLACED))
-        self._overwrite = overwrite
-        self._file_format = file_format
-        self._undo = contextlib.ExitStack()
-        self.close = self._undo.close
-
-    def open(self, sources: Sequence[str | os.PathLike[str]]) -> None:
-        """Makes the directory beside the path, if what is at the path may be replaced."""
-        for folder in reversed([p for p in self._path.parents if not p.exists()]):
-            folder.mkdir(exist_ok=True)
-            self._undo.callback(_remove_empty, folder)
-        self._undo.enter_context(_hold(self._place))
-        self._undo.callback(self._clean)
-        # All that is in it was left by a save that was killed.
-        if os.path.lexists(self._old):
-            if os.path.lexists(self._path):
-                check_content(self._old, self._old)
-            else:
-                os.rename(self._old, self._path)
-        for left in self._place.iterdir():
-            _remove(left)
-        if os.path.lexists(self._path):
-            if not self._overwrite:
-                raise _taken(self._path)
-            check(self._path, self._file_format, sources)
-
-    def publish(self) -> None:
-        """Gives the new checkpoint its name."""
-        _sync_tree(self._place)
-        if os.path.lexists(self._path):
-            if not self._overwrite:
-                raise _taken(self._path)
-            os.rename(self._path, self._old)
+def _replace(path: Path, place: Path, overwrite: bool) -> None:
+    """Gives the new checkpoint its name: two renames, and both back if anything fails."""
+    new, old = place / NEW, place / OLD
+    _sync_tree(place)
+    _check_free(path, overwrite)
+    if os.path.lexists(path):
+        os.rename(path, old)
+    try:
+        if os.path.lexists(old):
+            # Nobody else can reach it any more, so this finding holds until it is deleted.
+            check_content(old, path)
+        os.rename(new, path)
+        _sync(path.parent)
+    except BaseException as error:
         try:
-            if os.path.lexists(self._old):
-                # Nobody else can reach it any more, so this finding holds until it is deleted.
-                check_content(self._old, self._path)
-            os.rename(self._new, self._path)
-            _sync(self._path.parent)
-        except BaseException as error:
-            self._put_back(error)
-            raise
-        self._is_published = True
-
-    def _put_back(self, error: BaseException) -> None:
-        """Gives the old checkpoint its name again."""
-        try:
-            if not os.path.lexists(self._new) and os.path.lexists(self._path):
-                os.rename(self._path, self._new)
-            if os.path.lexists(self._old):
-                os.rename(self._old, self._path)
+            if not os.path.lexists(new) and os.path.lexists(path):
+                os.rename(path, new)
+            if os.path.lexists(old):
+                os.rename(old, path)
         except OSError:
-            left = [os.fspath(p) for p in (self._old, self._new) if os.path.lexists(p)]
             raise CheckpointError(
                 "the last step of a save failed and could not be undone, at",
-                self._path,
-                f"The old and the new checkpoint are complete, in {' and '.join(left)}."
+                path,
+                f"What is complete of the old and the new checkpoint is in {old} and {new}."
                 " Rename one of them.",
             ) from error
-
-    def _clean(self) -> None:
-        """Removes the directory beside the path, but nothing that has no other place."""
-        if self._is_published:
-            with contextlib.suppress(OSError):
-                # If this process is killed, the next save deletes the rest under this name.
-                os.rename(self._old, self._replaced)
-        elif os.path.lexists(self._old):
-            return
-        problem = _remove(self._place)
-        if problem is not None and self._is_published:
-            raise CheckpointError(
-                "the new checkpoint is complete at",
-                self._path,
-                f"The old checkpoint could not be deleted, and lies in {self._place}: {problem}.",
-            )
+        raise
+    if os.path.lexists(old):
+        try:
+            # If this process is killed, the next save deletes the rest under this name.
+            os.rename(old, place / REPLACED)
+        except OSError:
+            _remove(old)
 
 
-def _taken(path: Path) -> CheckpointError:
-    return CheckpointError(
-        "there is something already at", path, "Pass overwrite=True to replace it."
-    )
+def _clean(place: Path) -> None:
+    """Removes the directory beside the path, unless the old checkpoint is there alone."""
+    if not os.path.lexists(place / OLD) and not _remove(place):
+        warn(f"what a save no longer needs could not be deleted; it is in {place}")
 
 
-def _check_free(where: Any) -> None:
-    if where.exists():
+def _check_free(path: Path, overwrite: bool) -> None:
+    if os.path.lexists(path) and not overwrite:
         raise CheckpointError(
-            "there is something already at",
-            where,
-            "In an object store, which cannot rename, nothing is replaced. Save to another path, or"
-            " remove it first.",
+            "there is something already at", path, "Pass overwrite=True to replace it."
         )
 
 
@@ -211,24 +178,19 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _remove(place: Path) -> str | None:
-    """Removes a file or directory; if that fails, why."""
-    problem = None
+def _remove(place: Path) -> bool:
+    """Whether a file or directory could be removed."""
     # Threads of a save that failed may still be writing.
     for pause in (0, 0.05, 0.3, 1):
         time.sleep(pause)
-        try:
-            if place.is_dir() and not place.is_symlink():
-                shutil.rmtree(place)
-            else:
-                place.unlink(missing_ok=True)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            problem = reason(error)
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place, ignore_errors=True)
         else:
-            return None
-    return problem
+            with contextlib.suppress(OSError):
+                place.unlink(missing_ok=True)
+        if not os.path.lexists(place):
+            return True
+    return False
 
 
 def _sync_tree(root: Path) -> None:
