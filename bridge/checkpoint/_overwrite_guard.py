@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,6 @@ _ARRAY_INDEXES = ("/.zarray", "/zarr.json")
 _ARRAY = re.compile(r"\.zarray|\.zattrs|zarr\.json|\d+(\.\d+)*|c(/\d+)*")
 
 
-class _OtherThingsError(Exception):
-    """What is at a path is not a checkpoint, or holds other things too; the text says what."""
-
-
 def check(
     path: Path, file_format: str | None, sources: Sequence[str | os.PathLike[str]] = ()
 ) -> None:
@@ -45,7 +41,8 @@ def check(
             if _is_at_or_above(path, source) or _is_at_or_above(source, path):
                 what = f"the checkpoint that is read, or what holds it or lies in it ({source}),"
                 raise _refused(what, path)
-    form = check_content(path, path)
+    check_content(path, path)
+    form = _single_files.format_of(path) if path.is_file() else None
     if form != file_format:
         raise _refused(
             f"a checkpoint that is a {form} file" if form else "a checkpoint directory", path
@@ -58,18 +55,15 @@ def _is_at_or_above(path: Path, other: Path) -> bool:
     return path.exists() and any(p.exists() and path.samefile(p) for p in (below, *below.parents))
 
 
-def check_content(where: Path, path: Path) -> str | None:
+def check_content(where: Path, path: Path) -> None:
     """Raises CheckpointError if there is anything but a checkpoint.
 
-    A directory is one if a file in it has the form of the index that orbax writes, and every file
-    in it is one that this index calls for. A file is one if it is one of safetensors that the
-    bridge wrote: data sets are such files too. The error names `path` instead of `where`. Returns
-    the format of a file, None for a directory.
+    A directory is one if it has the index that orbax writes, and every file in it is one that this
+    index calls for. A file is one if it is one of safetensors that the bridge wrote: data sets are
+    such files too. The error names `path` instead of `where`.
     """
-    try:
-        return _form_of(where)
-    except _OtherThingsError as error:
-        raise _refused(str(error), path) from None
+    if found := _foreign(where):
+        raise _refused(found, path)
 
 
 def _refused(found: str, path: Path) -> CheckpointError:
@@ -80,95 +74,63 @@ def _refused(found: str, path: Path) -> CheckpointError:
     )
 
 
-def _form_of(path: Path) -> str | None:
+def _foreign(path: Path) -> str:
+    """What there is that is not a checkpoint, or not part of one; empty if there is nothing."""
     if path.is_symlink():
-        raise _OtherThingsError(f"a symbolic link to {os.readlink(path)}")
+        return f"a symbolic link to {os.readlink(path)}"
     if path.is_file():
-        return _form_of_file(path)
-    if not path.is_dir():
-        raise _OtherThingsError("neither a directory nor a file")
-    files = _files(path)
-    if TREE_FILE in files:
-        _check_tree(path, files)
-        return None
-    if ITEMS_FILE not in files:
-        raise _holds(os.listdir(path))
-    # Several trees in one directory: a checkpoint of the bridge, or a manager's step.
-    names = _json_of(path / ITEMS_FILE, "item_handlers")
-    by_item: dict[str, list[str]] = {}
-    for file in files:
-        item, _, rest = file.partition("/")
-        by_item.setdefault(item, []).append(rest)
-    others = by_item.keys() - names.keys() - {ITEMS_FILE, COMMITTED}
-    if others or not names:
-        raise _holds(others or os.listdir(path))
-    for item in by_item.keys() & names.keys():
-        own = by_item[item]
-        if TREE_FILE in own:
-            _check_tree(path / item, own)
-            continue
-        # A directory with one JSON document.
-        documents = [file for file in own if file != COMMITTED]
-        if len(documents) != 1 or "/" in documents[0]:
-            raise _holds(f"{item}/{file}" for file in documents)
-        _json_of(path / item / documents[0])
-    return None
-
-
-def _check_tree(path: Path, files: Collection[str]) -> None:
-    """One orbax tree."""
-    _json_of(path / TREE_FILE, "tree_metadata")
-    # Without a database each array has a directory of its own.
-    arrays = {file.rpartition("/")[0] for file in files if file.endswith(_ARRAY_INDEXES)}
-    others = [
-        file
-        for file in files
-        if not _TREE.fullmatch(file)
-        and not (file.partition("/")[0] in arrays and _ARRAY.fullmatch(file.partition("/")[2]))
-    ]
-    if others:
-        raise _holds(others)
-
-
-def _form_of_file(path: Path) -> str:
-    try:
         form = _single_files.format_of(path)
-        is_own = form is not None and _single_files.is_own(path, form)
-    except OSError:
-        raise
-    except Exception as error:
-        raise _OtherThingsError("a file that is not a checkpoint") from error
-    if form is None:
-        raise _OtherThingsError("a file that is not a checkpoint")
-    if not is_own:
-        raise _OtherThingsError(f"a {form} file that the bridge did not write")
-    return form
+        if form is None:
+            return "a file that is not a checkpoint"
+        is_own = _single_files.is_own(path, form)
+        return "" if is_own else f"a {form} file that the bridge did not write"
+    if not path.is_dir():
+        return "neither a directory nor a file"
+    if (path / TREE_FILE).is_file():
+        others = _files(path) - _written(path)
+    else:
+        # Several items in one directory: a checkpoint of the bridge, or a manager's step.
+        items = _json_of(path / ITEMS_FILE).get("item_handlers") or ()
+        others = _files(path) - {path / ITEMS_FILE, path / COMMITTED}
+        others = others.difference(*(_written(path / item) for item in items))
+        others = others if items else set(path.iterdir())
+        if not others and not items:
+            return "an empty directory"
+    names = [other.relative_to(path).as_posix() for other in sorted(others)]
+    more = f" and {len(names) - 3} more" if names[3:] else ""
+    shown = ", ".join(map(repr, names[:3])) + more
+    return f"a directory that is not a checkpoint: it holds {shown}" if names else ""
 
 
-def _files(root: Path) -> list[str]:
-    """Every file and link below a directory, by its path in it."""
-    paths = [path for path in root.rglob("*") if path.is_symlink() or not path.is_dir()]
-    return [path.relative_to(root).as_posix() for path in paths]
+def _written(root: Path) -> set[Path]:
+    """The files in a directory that orbax wrote for one item, a tree or a JSON document."""
+    files = _files(root)
+    if root / TREE_FILE not in files:
+        documents = [file for file in files if file.name != COMMITTED]
+        is_one = [file.parent for file in documents] == [root] and _json_of(documents[0])
+        return files if is_one else set()
+    if not _json_of(root / TREE_FILE).get("tree_metadata"):
+        return set()
+    names = {file.relative_to(root).as_posix(): file for file in files}
+    # Without a database each array has a directory of its own.
+    arrays = {name.rpartition("/")[0] for name in names if name.endswith(_ARRAY_INDEXES)}
+    return {
+        file
+        for name, file in names.items()
+        if _TREE.fullmatch(name)
+        or (name.partition("/")[0] in arrays and _ARRAY.fullmatch(name.partition("/")[2]))
+    }
 
 
-def _json_of(path: Path, *entry: str) -> Mapping[str, Any]:
-    """The JSON in a file, or the mapping at an entry of it."""
+def _files(root: Path) -> set[Path]:
+    """Every file and link below a directory."""
+    return {path for path in root.rglob("*") if path.is_symlink() or not path.is_dir()}
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file; an empty one if there is none."""
     try:
         content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        content = None
-    if isinstance(content, dict) and entry:
-        content = content.get(*entry)
-    if not isinstance(content, dict):
-        raise _OtherThingsError(f"a directory with a {path.name} that is damaged, or not orbax's")
-    return content
-
-
-def _holds(others: Iterable[str]) -> _OtherThingsError:
-    names = sorted(others)
-    if not names:
-        return _OtherThingsError("an empty directory")
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return _OtherThingsError(
-        f"a directory that is not a checkpoint: it holds {', '.join(map(repr, names[:3]))}{more}"
-    )
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
