@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, overload
@@ -23,7 +24,7 @@ from ._source import Source, read_from
 from ._stored import Stored, batches, is_rng, stored_in, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
 from ._training import OPT_STATE, with_optimizer
-from ._verify import Digests, check_has_digests, compare, own_digests
+from ._verify import check_has_digests, compare
 
 T = TypeVar("T")
 
@@ -156,12 +157,12 @@ def restore(
     targets = {name: tree_of(value, as_pytree=True) for name, value in (extra or {}).items()}
     main = None if target is None else tree_of(target)
 
-    def read(source: Source) -> tuple[Any, list[Assignment], dict[str, Any], Digests]:
-        digests: Digests | None = [] if verify else None
+    def read(source: Source) -> tuple[Source, Any, list[Assignment], dict[str, Any]]:
         if verify:
             check_has_digests(source)
-        whole = with_optimizer(source, main, targets, rules)
-        source = for_target(whole, main, rules) if rules else whole
+            source = dataclasses.replace(source, digests=[])
+        source = with_optimizer(source, main, targets, rules)
+        source = for_target(source, main, rules) if rules else source
         misfits = Misfits()
         own = {} if main is None else match(source, source.variables, main, allowed, misfits)
         taken: dict[str, Taken] = {}
@@ -176,37 +177,33 @@ def restore(
                     source, source.extra.get(name, ()), tree, allowed, misfits, f"{name}: "
                 )
         misfits.raise_if_any(source.path, _remedy(source, target, extra or {}, misfits))
-        values = {n: _values(source, taken[n], tree, digests) for n, tree in targets.items()}
+        values = {name: _values(source, taken[name], tree) for name, tree in targets.items()}
         if main is None:
-            model, assignments = _variables(source, rngs is not False, digests), []
+            model, assignments = _variables(source, rngs is not False), []
         else:
-            model, assignments = main.filled(_values(source, own, main, digests))
+            model, assignments = main.filled(_values(source, own, main))
         extras: dict[str, Any] = {}
-        for name in targets:
-            extras[name], own_assignments = targets[name].filled(values[name])
-            assignments += own_assignments
-        return model, assignments, extras, digests or []
+        for name, tree in targets.items():
+            extras[name], more = tree.filled(values[name])
+            assignments += more
+        return source, model, assignments, extras
 
     failure = "nothing could be restored from"
     with reported(failure, path, "Nothing was changed in memory."):
         with agreed(path):
             found = read_from(path, read, within=within, layout=layout, beside=targets)
-        model, assignments, extras, digests = found
-        compare(path, digests)
+        source, model, assignments, extras = found
+        compare(source)
         _assign(assignments)
     return model if extra is None else (model, extras)
 
 
-def _values(
-    source: Source, taken: Taken, target: TargetTree, digests: Digests | None
-) -> dict[Any, Any]:
+def _values(source: Source, taken: Taken, target: TargetTree) -> dict[Any, Any]:
     """Values of the target's leaves by path, each with the containers of the target's."""
     likes = {stored: like for entries in taken.values() for stored, like in entries}
     values: dict[Stored, Any] = {}
     for batch in batches(groups_of(likes)):
         read = _restacking.read(source, {s: likes[s] for s in batch if s.is_read})
-        if digests is not None:
-            digests += own_digests(read)
         for stored in batch:
             values[stored] = as_like(stored, read.pop(stored, None), likes[stored])
     return {
@@ -218,7 +215,7 @@ def _values(
     }
 
 
-def _variables(source: Source, rngs: bool, digests: Digests | None) -> Any:
+def _variables(source: Source, rngs: bool) -> Any:
     """Linen variables made of a checkpoint alone."""
     if source.layout == "nnx":
         raise CheckpointError(
@@ -230,8 +227,6 @@ def _variables(source: Source, rngs: bool, digests: Digests | None) -> Any:
     records = [record for record in source.variables if rngs or not is_rng(record.path)]
     stored = stored_in(records)
     read = source.read({s: None for s in stored.values() if s.is_read})
-    if digests is not None:
-        digests += own_digests(read)
     values = {names: as_stored(s, read.get(s)) for names, s in stored.items()}
     neutral: Neutral = {}
     unsupported: list[tuple[str, str]] = []
@@ -274,21 +269,18 @@ def _remedy(source: Source, target: Any, extra: Mapping[str, Any], misfits: Misf
     if empty_wrappers(target):
         return "A ToNNX in the model has no variables yet; call bridge.lazy_init first."
     for name, each in extra.items():
-        unknown = [path for path in misfits.unexpected if path.startswith(f"{name}: ")]
-        if isinstance(each, nnx.Optimizer) and unknown and len(unknown) == len(misfits.unexpected):
+        if isinstance(each, nnx.Optimizer) and any(
+            path.startswith(f"{name}: ") for path in misfits.unexpected
+        ):
             return (
                 f"The optimizer {name!r} has another state than the one that was saved. Make it"
                 " with the same optax transformation and the same wrt, after bridge.lazy_init."
             )
-    held = vars(target).items() if isinstance(target, nnx.Module) else ()
-    optimizers = [name for name, each in held if isinstance(each, nnx.Optimizer)]
-    if optimizers and OPT_STATE in source.extra:
-        others = [name for name, each in held if isinstance(each, nnx.Module)]
-        models = [name for name in others if name not in optimizers]
-        apart = ", ".join(f'"{name}": target.{name}' for name in optimizers)
+    held = vars(target).values() if isinstance(target, nnx.Module) else ()
+    if OPT_STATE in source.extra and any(isinstance(each, nnx.Optimizer) for each in held):
         return (
-            "The checkpoint is a Linen TrainState, and the target a model beside its optimizer:"
-            f" restore into target.{models[0] if models else 'model'}, with extra={{{apart}}}."
+            "The checkpoint is a Linen TrainState: restore into the model alone, with the optimizer"
+            " in extra=."
         )
     if source.layout == "nnx":
         return "The checkpoint is an NNX state, whose leaves are matched by path."

@@ -15,7 +15,7 @@ import registry
 from bridge._conversion.neutral import Key, Path, nest
 from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mean, listed
 
-from . import _arrays, _notes, _single_files
+from . import _arrays, _digests, _notes, _single_files
 from ._failures import quiet_orbax, reason, reported
 from ._files import VARIABLES, Found, find
 from ._stored import (
@@ -58,6 +58,8 @@ class Source:
         was.
       is_params_alone: whether the checkpoint names no collection and is taken for parameters alone.
         Its leaves are matched by path alone, as those of an NNX state.
+      digests: of each array that was read, the part of this process in its digest; None to leave
+        them out.
     """
 
     path: Any
@@ -70,6 +72,7 @@ class Source:
     written_by: str | None = None
     is_intact: bool | None = None
     is_params_alone: bool = False
+    digests: list[tuple[Stored, int]] | None = None
 
     def names(self, path: Path) -> Names:
         """The names of a path's keys in this checkpoint."""
@@ -88,7 +91,10 @@ class Source:
         for stored, like in wanted.items():
             likes.setdefault(stored.tree, {})[stored.location] = like
         values = {name: _arrays.read(*self.trees[name], own) for name, own in likes.items()}
-        return {stored: values[stored.tree][stored.location] for stored in wanted}
+        found = {stored: values[stored.tree][stored.location] for stored in wanted}
+        if self.digests is not None:
+            self.digests.extend((s, _digests.own_part(value)) for s, value in found.items())
+        return found
 
     def check_arrays(self) -> None:
         """Raises CheckpointError if the arrays of a tree cannot be opened."""

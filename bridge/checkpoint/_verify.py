@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from bridge._errors import CheckpointError
 
@@ -13,9 +12,6 @@ from ._failures import reported
 from ._files import VARIABLES
 from ._source import Source, read_from
 from ._stored import Stored, batches, stored_in
-
-# Arrays, and the part of this process in the digest of each.
-Digests: TypeAlias = list[tuple[Stored, int]]
 
 
 def verify(path: str | os.PathLike[str]) -> int:
@@ -83,13 +79,9 @@ def check_has_digests(source: Source) -> None:
         raise _damaged(source.path, [("the list of leaves", "it is not the one that was saved")])
 
 
-def own_digests(values: Mapping[Stored, Any]) -> Digests:
-    """This process's part in the digests of arrays that were read."""
-    return [(s, _digests.own_part(value)) for s, value in values.items() if s.recipe is None]
-
-
-def compare(path: Any, digests: Digests) -> None:
-    """Raises CheckpointError, on all processes, if an array is another than the one saved."""
+def compare(source: Source) -> None:
+    """Raises CheckpointError, on all processes, if an array that was read is not the one saved."""
+    digests = source.digests or []
     texts = _digests.texts_of([part for _, part in digests])
     problems = [
         (_text(stored), _changed(stored, text))
@@ -97,7 +89,7 @@ def compare(path: Any, digests: Digests) -> None:
         if text != stored.digest
     ]
     if problems:
-        raise _damaged(path, problems)
+        raise _damaged(source.path, problems)
 
 
 def _damaged(path: Any, problems: list[tuple[str, str]]) -> CheckpointError:

@@ -129,7 +129,7 @@ def test_a_state_for_an_old_train_state_is_given_in_its_parts(tmp_path, variable
     ).apply_gradients(grads=variables["params"])
     (tmp_path / "old").write_bytes(serialization.to_bytes(old))
     state = Training()
-    parts = r"restore into target\.net, with extra=\{\"adam\": target\.adam\}"
+    parts = r"restore into the model alone, with the optimizer in extra="
     with pytest.raises(checkpoint.CheckpointError, match=parts):
         checkpoint.restore(tmp_path / "old", state, rules=RULES)
     checkpoint.restore(tmp_path / "old", state.net, extra={"adam": state.adam}, rules=RULES)
