@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 import jax
 
 from bridge._conversion.neutral import Path
-from bridge._rules.numbers import folded, folded_rows
+from bridge._errors import by_reason
+from bridge._rules.numbers import folded
 from bridge._rules.pieces import (
     LeafShape,
     Piece,
@@ -90,115 +91,80 @@ class _Move(NamedTuple):
         return self.form == UNCHANGED and self.cut is None and self.entry is None
 
 
-class _Problem(NamedTuple):
-    """Paths of leaves that belong together, and what is wrong with them."""
-
-    paths: Sequence[Path]
-    note: str
-
-
-def unmatched(patterns: Iterable[str]) -> RulesError:
-    """The error for expressions that match nothing."""
-    return RulesError(
-        f"{sorted(patterns)}, which match no path of the checkpoint",
-        "entries that match something",
-        "python -m bridge inspect shows the paths",
-    )
-
-
 def placements(
     shapes: Shapes,
-    target: Mapping[Path, tuple[int, ...] | None] | None,
-    table: Mapping[str, str],
-    *,
-    to_nnx: bool,
-) -> dict[Path, Made]:
-    """What the leaves of the other side are made of.
-
-    `target` has the shape of each leaf that there is to be, None if it is not an array; it is None
-    if nothing is known of them. With `to_nnx`, the shapes are those of Linen's leaves.
-
-    The result is by path, with the collection first if there is one. Where the target tells no key,
-    numbers are integers for NNX, as an `nnx.List` has them. Raises RulesError as `origins` does, or
-    if only a target would tell the result of a rule.
-    """
-    rules = read_forward(table) if to_nnx else read_backward(table)
-    # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
-    own = {tuple(map(str, path)): path for path in target or {}}
-    wanted = None if target is None else {text: target[path] for text, path in own.items()}
-    placed: dict[Path, Made] = {}
-    for (prefix, path), made in origins(shapes, wanted, rules, to_nnx=to_nnx).items():
-        text = tuple(map(str, (*prefix, *path)))
-        found = own.get(text, (*prefix, *nnx_keys(path)) if to_nnx else text)
-        if found in placed:
-            raise RulesError(
-                f"one new path for several leaves: {'/'.join(text)}",
-                "one for each",
-                "correct the table",
-            )
-        placed[found] = made
-    return placed
-
-
-def origins(
-    shapes: Shapes,
-    wanted: Mapping[Path, LeafShape] | None,
-    rules: list[OneWay],
+    target: Mapping[Path, LeafShape] | None,
+    table: Mapping[str, str] | None,
     *,
     to_nnx: bool,
     all_used: bool = True,
-) -> dict[ItemPath, Made]:
-    """What each leaf under the new names is made of.
+) -> dict[Path, Made]:
+    """What the leaves of the other side are made of.
 
     Args:
-        shapes: the shape of every leaf.
-        wanted: the shape of each leaf of the target by its path as text, None if it is not an
-            array; None without a target, where the shapes of the leaves give those of the result.
-        rules: one direction of a table.
-        to_nnx: which direction.
+        shapes: the shape of every leaf; those of Linen's with `to_nnx`.
+        target: the shape of each leaf that there is to be, None if it is not an array; None if
+            nothing is known of them, and the shapes of the leaves have to tell those of the result.
+        table: the rules.
+        to_nnx: the direction.
         all_used: whether each rule has to match something.
+
+    Returns:
+        The leaves by path, with the collection first if there is one. Where the target tells no
+        key, numbers are integers for NNX, as an `nnx.List` has them.
 
     Raises:
         RulesError: a rule matches nothing, two leaves get one path, entries or parts are missing,
             arrays cannot be stacked, reshaped or split as a rule says, or only a target would tell
             how.
     """
+    rules = read_forward(table or {}) if to_nnx else read_backward(table or {})
+    # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
+    own_paths = {tuple(map(str, path)): path for path in target or {}}
+    wanted = None if target is None else {text: target[path] for text, path in own_paths.items()}
     if wanted is None:
         _check_told(rules, to_nnx)
     unused = {rule.route.linen for rule in rules}
     found: dict[ItemPath, list[_Move]] = {}
-    problems: list[_Problem] = []
+    problems: list[tuple[str, str]] = []
     for key, shape in shapes.items():
         moves = _moves(key, shape, rules, unused)
         for move in moves:
             found.setdefault(move.target, []).append(move)
         if wrong := _left_out(key, moves, shape):
-            problems.append(_Problem(key[1:], wrong))
+            problems.append((_text(key[1]), wrong))
     if all_used and unused:
-        raise unmatched(unused)
+        raise RulesError(
+            f"{sorted(unused)}, which match no path of the checkpoint",
+            f"entries that match its {'Linen' if to_nnx else 'NNX'} paths, as the target is of the"
+            " other library",
+            "python -m bridge inspect shows the paths",
+        )
     pieces, new_shapes = _pieces(found, shapes, wanted, problems, to_nnx)
-    made: dict[ItemPath, Made] = {}
-    for target, moves in found.items():
+    placed: dict[Path, Made] = {}
+    for (prefix, path), moves in found.items():
         own = [pieces[move] for move in moves if move in pieces]
         if len(own) < len(moves):
             # What is wrong with the others is among the problems.
             continue
         regions = [piece.nnx_region if to_nnx else piece.linen_region for piece in own]
-        shape = new_shapes.get(target)
-        if covers(shape or (), regions):
-            made[target] = Made([move.path for move in moves], own, shape)
-        else:
-            problems.append(_Problem([target[1]], _collision(moves)))
+        shape = new_shapes.get((prefix, path))
+        text = _text_path((prefix, path))
+        new = own_paths.get(text, (*prefix, *nnx_keys(path)) if to_nnx else text)
+        if new in placed or not covers(shape or (), regions):
+            problems.append((_text(path), _collision(moves)))
+        placed[new] = Made([move.path for move in moves], own, shape)
     if problems:
-        raise RulesError(_texts(problems), "one place for every leaf", "correct the table")
-    return made
+        texts = [f"{where}: {note}" for where, note in by_reason(dict.fromkeys(problems))]
+        raise RulesError(texts, "one place for every leaf", "correct the table")
+    return placed
 
 
 def _pieces(
     found: Mapping[ItemPath, list[_Move]],
     shapes: Shapes,
     wanted: Mapping[Path, LeafShape] | None,
-    problems: list[_Problem],
+    problems: list[tuple[str, str]],
     to_nnx: bool,
 ) -> tuple[dict[_Move, Piece], dict[ItemPath, LeafShape]]:
     """The piece of every move, and the shapes of the leaves that are made of pieces.
@@ -220,7 +186,7 @@ def _pieces(
     new_shapes: dict[ItemPath, LeafShape] = {}
     for moves in groups.values():
         moves.sort(key=lambda move: move.route.part if move.route else 0)
-        paths = [move.target[1] for move in moves]
+        names = " and ".join(_text(move.target[1]) for move in moves)
         given = [sources[move.path] for move in moves]
         form, cut, entry = moves[0].form, moves[0].cut, moves[0].entry
         if wanted is None or form == UNCHANGED:
@@ -237,7 +203,7 @@ def _pieces(
         rule = moves[0].route.rule if moves[0].route else None
         if rule is not None and form != UNCHANGED and len(moves) != len(rule.routes):
             count = f"{len(moves)} leaves for the {len(rule.routes)} parts"
-            problems.append(_Problem(paths, f"{count} of the rule for {rule.linen!r}"))
+            problems.append((names, f"{count} of the rule for {rule.linen!r}"))
             continue
         if wanted is not None and form != UNCHANGED:
             absent = [move.target for move in moves if _text_path(move.target) not in wanted]
@@ -250,7 +216,7 @@ def _pieces(
             else pieces_of(targets, given, (entry, cut), form)
         )
         if isinstance(own, str):
-            problems.append(_Problem(paths, own))
+            problems.append((names, own))
         else:
             pieces |= zip(moves, own, strict=True)
     return pieces, new_shapes
@@ -282,17 +248,8 @@ def _check_told(rules: list[OneWay], to_nnx: bool) -> None:
         )
 
 
-def _texts(problems: Iterable[_Problem]) -> list[str]:
-    """Problems in few lines: those of repeated blocks in one."""
-    alike: dict[str, dict[tuple[str, ...], None]] = {}
-    for problem in problems:
-        texts = tuple("/".join(map(str, path)) for path in problem.paths)
-        alike.setdefault(problem.note, {})[texts] = None
-    return [
-        f"{', '.join(paths)}: {note}"
-        for note, together in alike.items()
-        for paths in folded_rows(list(together))
-    ]
+def _text(path: Path) -> str:
+    return "/".join(map(str, path))
 
 
 def _text_path(target: ItemPath) -> Path:
@@ -364,21 +321,25 @@ def _left_out(key: ItemPath, moves: list[_Move], shape: LeafShape) -> str:
     return f"the layers {lacking} have no place or do not exist" if lacking else ""
 
 
-def _not_there(target: ItemPath, wanted: Iterable[Path]) -> _Problem:
-    """Where a path leaves a target, and what the target has there."""
-    path, start = _text_path(target), 0
-    below = list(wanted)
-    while inside := [own for own in below if own[: start + 1] == path[: start + 1]]:
-        below, start = inside, start + 1
-    there = dict.fromkeys(own[start] for own in below if len(own) > start)
-    note = f"not in the target, which has {', '.join(folded(list(there)))} there"
-    return _Problem([path[len(target[0]) : start + 1]], note)
+def _not_there(target: ItemPath, wanted: Iterable[Path]) -> tuple[str, str]:
+    path = _text_path(target)
+    depth, there = departure(path, wanted)
+    note = f"not in the target, which has {', '.join(folded(there))} there"
+    return _text(path[len(target[0]) : depth + 1]), note
+
+
+def departure(path: Path, known: Iterable[Path]) -> tuple[int, list[str]]:
+    """At which of its keys a path leaves others, and what these have in the place of that key."""
+    depth, below = 0, list(known)
+    while inside := [own for own in below if own[: depth + 1] == path[: depth + 1]]:
+        depth, below = depth + 1, inside
+    return depth, list(dict.fromkeys(own[depth] for own in below if len(own) > depth))
 
 
 def _collision(moves: list[_Move]) -> str:
     numbers = sorted(move.entry.number for move in moves if move.entry is not None)
     if len(numbers) < len(moves):
-        sources = ", ".join("/".join(map(str, move.path)) for move in moves)
+        sources = ", ".join(_text(move.path) for move in moves)
         return f"one new path for several leaves, {sources}"
     lacking = sorted({*range(max(len(numbers), max(numbers) + 1))}.difference(numbers))
     return f"the layers {numbers}, each once and on one axis; missing are {lacking}"

@@ -29,29 +29,21 @@ from ._targets import TargetTree
 
 
 def for_target(source: Source, target: TargetTree | None, table: Mapping[str, str]) -> Source:
-    """A checkpoint with the paths of a target of the other library.
+    """A checkpoint with the paths of a target of the other library, which says the direction.
 
-    Raises RulesError if a rule cannot be followed, both sides are of one library, two leaves get
-    one path, or layers that are to be stacked are not all there.
+    Raises RulesError if a rule cannot be followed, two leaves get one path, or layers that are to
+    be stacked are not all there.
     """
     if target is None:
         raise RulesError("no target", "one of the other library", "give it, or leave rules out")
-    is_linen = source.layout == "linen" or source.written_by == "linen"
-    to_other = target.side == "nnx"
-    if is_linen != to_other:
-        kind = "Linen" if is_linen else "NNX"
-        raise RulesError(
-            f"a checkpoint and a target that are both of {kind}",
-            "a table from the paths of the one to those of the other",
-            "leave rules out",
-        )
+    to_nnx = target.side == "nnx"
     first = 0 if source.layout == "nnx" else 1
     shapes = {
         (record.path[:first], record.path[first:]): shape_in(record) for record in source.variables
     }
     wanted = {path: shape_of(leaf.value) for path, leaf in target.leaves.items()}
-    placed = placements(shapes, wanted, table, to_nnx=to_other)
-    variables = restacked(source, source.variables, placed, to_nnx=to_other)
+    placed = placements(shapes, wanted, table, to_nnx=to_nnx)
+    variables = restacked(source, source.variables, placed, to_nnx=to_nnx)
     return dataclasses.replace(source, variables=variables)
 
 
@@ -127,9 +119,8 @@ def read(source: Source, wanted: Mapping[Stored, Any]) -> dict[Stored, Any]:
         if stored.recipe is not None:
             origins, made, to_nnx = stored.recipe
             value = made.array([values[origin] for origin in origins], to_nnx=to_nnx)
-            sharding = sharding_of(like)
-            is_placed = isinstance(value, jax.Array) and sharding is not None
-            values[stored] = jax.device_put(value, sharding) if is_placed else value
+            sharding = None if is_key(like) else sharding_of(like)
+            values[stored] = value if sharding is None else jax.device_put(value, sharding)
     return values
 
 
@@ -140,31 +131,23 @@ def _abstract(stored: Stored, sharding: Sharding | None) -> Any:
 
 
 def _of_origin(like: Any, recipe: Recipe, stored: Stored, piece: Piece) -> Sharding | None:
-    """Where an array is read to: its axes that the result has keep the mesh axes of the result."""
+    """Where an array is read to: the shards of the result, with the axes of stacked layers whole.
+
+    What a rule transposes, reshapes, splits or joins is read by each process as a whole.
+    """
     sharding = None if is_key(like) else sharding_of(like)
     if not isinstance(sharding, NamedSharding):
         return sharding
     there, here = piece.linen_region, piece.nnx_region
-    order = piece.axes
     if not recipe.to_nnx:
         there, here = here, there
-        order = order and tuple(order.index(axis) for axis in range(len(order)))
     shape = recipe.made.shape or ()
-    spec = list(sharding.spec) + [None] * (len(shape) - len(sharding.spec))
-    gone = {cut.axis for cut in here if cut.is_index}
-    cut_up = {cut.axis for cut in here if not cut.is_index}
-    sizes = part_shape(shape, here)
-    kept = [None if n in cut_up else own for n, own in enumerate(spec) if n not in gone]
-    before = part_shape(stored.shape, there)
-    found: list[Any] = [None] * len(before)
-    for n, axis in enumerate(order or range(len(before))):
-        # Behind the first axis that a reshape changes, nothing tells which is which.
-        if n >= len(sizes) or before[axis] != sizes[n]:
-            break
-        found[axis] = kept[n]
+    is_same = part_shape(stored.shape, there) == part_shape(shape, here)
+    if piece.axes is not None or not is_same or not all(cut.is_index for cut in there + here):
+        return None
+    spec = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
+    for cut in sorted(here, reverse=True):
+        del spec[cut.axis]
     for cut in sorted(there):
-        if cut.is_index:
-            found.insert(cut.axis, None)
-        else:
-            found[cut.axis] = None
-    return NamedSharding(sharding.mesh, PartitionSpec(*found), memory_kind=sharding.memory_kind)
+        spec.insert(cut.axis, None)
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)

@@ -18,6 +18,7 @@ from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mea
 from . import _arrays, _digests, _notes, _single_files
 from ._failures import quiet_orbax, reason, reported
 from ._files import VARIABLES, Found, find
+from ._renaming import departure
 from ._stored import (
     Location,
     Names,
@@ -289,12 +290,9 @@ def _are_params_alone(leaves: Collection[Names], form: str, within: Names) -> bo
 
 
 def _nothing_within(path: Any, named: Iterable[Names], within: Names) -> CheckpointNotFoundError:
-    depth = next(
-        d for d in range(len(within)) if not any(n[: d + 1] == within[: d + 1] for n in named)
-    )
-    inside = {n[depth] for n in named if n[:depth] == within[:depth] and len(n) > depth}
+    depth, inside = departure(within, named)
     place = f"within {'/'.join(within[:depth])} " if depth else ""
-    question = did_you_mean(within[depth], sorted(inside))
+    question = did_you_mean(within[depth], inside)
     remedy = f"The keys {place}there are {listed(sorted(inside))}. {question}".rstrip()
     return CheckpointNotFoundError(f"there is nothing within {'/'.join(within)!r} in", path, remedy)
 

@@ -18,9 +18,8 @@ from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Neutral, Path, walk
 from bridge._errors import CheckpointError
-from bridge._rules.rules import OneWay, read_backward, read_forward
 
-from ._renaming import ItemPath, origins
+from ._renaming import ItemPath, placements
 from ._restacking import restacked, shape_in
 from ._source import Source
 from ._stored import PYTHON_TYPES, Record, Stored, is_rng, tree_text
@@ -104,9 +103,6 @@ def with_optimizer(
         for name in (OPT_STATE, STEP)
         if name in source.extra.keys() - of_nnx.keys()
     }
-    rules: list[OneWay] = []
-    if table and main is not None:
-        rules = read_forward(table) if main.side == "nnx" else read_backward(table)
     extra = dict(source.extra)
     for name, target in targets.items():
         is_nnx = target.side == "nnx" and _is_optimizer(path[1:] for path in target.leaves)
@@ -116,6 +112,10 @@ def with_optimizer(
         elif name in (OPT_STATE, STEP) and name not in extra and len(of_nnx) == 1:
             places = {_text((name, *path)): path for path in target.leaves}
             records, asked = _merged(source, of_nnx), {name}
+        elif table and main is not None and main.side == "linen" and name in of_linen:
+            # A model of NNX saved it in the layout of Linen, under its own names.
+            places = {_text((name, *path)): path for path in target.leaves}
+            records, asked = _merged(source, of_linen), {name}
         else:
             continue
         parameters = _parameters(source)
@@ -131,11 +131,9 @@ def with_optimizer(
             for prefix, path in shapes
             if path
         )
-        found = origins(shapes, wanted, rules if is_alike else [], to_nnx=is_nnx, all_used=False)
-        made = {
-            places.get((*prefix, *path), (*prefix, *path)): own
-            for (prefix, path), own in found.items()
-        }
+        own_table = table if is_alike else None
+        found = placements(shapes, wanted, own_table, to_nnx=is_nnx, all_used=False)
+        made = {places.get(path, path): own for path, own in found.items()}
         extra[name] = restacked(source, records, made, to_nnx=is_nnx)
     return dataclasses.replace(source, extra=extra)
 

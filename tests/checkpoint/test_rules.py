@@ -67,7 +67,7 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
         ({r"(Dense_\d)": r"layers[\1]"}, "'Dense_0' for the number"),
         (
             {r"Dense_(\d)/bias": r"layers.bias[\1@3]"},
-            r"bias: no axis of stacked layers.*its shape is \(4,\)",
+            r"Dense_1/bias\): no axis of stacked layers.*its shape is \(4,\)",
         ),
         ({"(": "a"}, r"'\(': 'a' \(not a regular expression and a path: missing"),
         ({r"Dense_(\d)": r"layers.\2"}, "invalid group reference"),
@@ -81,7 +81,7 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
             checkpoint.restore(tmp_path / "linen", model, rules=rules)
     with pytest.raises(checkpoint.RulesError, match=r"found 'model.rules.toml' .* tomllib"):
         checkpoint.restore(tmp_path / "linen", model, rules="model.rules.toml")  # pyright: ignore
-    with pytest.raises(checkpoint.RulesError, match="both of Linen"):
+    with pytest.raises(checkpoint.RulesError, match="entries that match its NNX paths"):
         checkpoint.restore(tmp_path / "linen", variables, rules=RULES)
     with pytest.raises(checkpoint.RulesError, match="no target"):
         checkpoint.restore(tmp_path / "linen", rules=RULES)
@@ -97,17 +97,25 @@ class Blocks(nnx.Module):
 
 
 def test_a_part_that_the_target_lacks_is_named_once_with_its_neighbours(tmp_path):
-    block, apart = "blocks/{0..3}", "do not lie side by side in"
+    apart = "do not lie side by side in"
     fused = {"kernel": np.ones((2, 5), np.float32), "bias": np.ones(5, np.float32)}
     checkpoint.save(tmp_path / "linen", {"params": {f"block_{n}": fused for n in range(4)}})
+    missing, kernels, biases = (
+        ", ".join(names.format(n) for n in range(4))
+        for names in (
+            "blocks/{0}/kk",
+            "blocks/{0}/q/kernel and blocks/{0}/k/kernel",
+            "blocks/{0}/q/bias and blocks/{0}/k/bias",
+        )
+    )
     for value, lines in (
-        (r"blocks.\1.{q,kk}", ["blocks/{0..3}/kk: not in the target, which has k, q there"]),
+        (r"blocks.\1.{q,kk}", [f"4 leaves ({missing}): not in the target, which has k, q there"]),
         (r"bloks.\1.{q,k}", ["bloks: not in the target, which has blocks there"]),
         (
             r"blocks.\1.{q,k}",
             [
-                f"{block}/q/kernel, {block}/k/kernel: (2, 2) {apart} (2, 5) on axis -1",
-                f"{block}/q/bias, {block}/k/bias: (2,) {apart} (5,) on axis -1",
+                f"4 leaves ({kernels}): (2, 2) {apart} (2, 5) on axis -1",
+                f"4 leaves ({biases}): (2,) {apart} (5,) on axis -1",
             ],
         ),
     ):
@@ -137,3 +145,21 @@ def test_a_state_for_an_old_train_state_is_given_in_its_parts(tmp_path, variable
     assert state.adam.step[...] == 1
     mean = state.adam.opt_state[0].mu["layers"][1]["kernel"]
     np.testing.assert_array_equal(mean[...], old.opt_state[0].mu["Dense_1"]["kernel"])
+
+
+def test_the_layout_of_linen_under_nnx_names_goes_into_linen_variables(tmp_path, variables):
+    # Regression: both sides were taken for Linen's, and rules refused.
+    tx = optax.adam(0.1)
+    model = Native(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer.update(model, nnx.state(model, nnx.Param))
+    extra = {"optimizer": optimizer}
+    checkpoint.save(tmp_path / "file", model, extra=extra, layout="linen")
+    checkpoint.save(tmp_path / "bridge", model, extra=extra)
+    target = {"opt_state": tx.init(variables["params"]), "step": 0}
+    found, expected = (
+        checkpoint.restore(tmp_path / name, variables, extra=target, rules=RULES)
+        for name in ("file", "bridge")
+    )
+    assert exact(found) == exact(expected)
+    np.testing.assert_allclose(Linen().apply(found[0], X), model(X), rtol=1e-6)

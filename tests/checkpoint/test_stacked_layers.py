@@ -219,7 +219,7 @@ def test_what_is_not_a_whole_stack_is_refused(tmp_path):
     for rules, text in (
         (STACKED_IN_NNX, r"blocks/w: \(2,\) is not \(1,\)"),
         ({r"layers_([02])": r"blocks[\1]"}, r"blocks/s: the layers \[0, 2\].*missing are \[1\]"),
-        ({r"layers_(\d)": r"blocks.*.x\1"}, "layers_1/s: no axis of stacked layers"),
+        ({r"layers_(\d)": r"blocks.*.x\1"}, "layers_1/s.*no axis of stacked layers"),
     ):
         with pytest.raises(checkpoint.RulesError, match=text):
             checkpoint.restore(tmp_path / "layers", target, rules=rules)
