@@ -65,11 +65,6 @@ def whole(value: Any) -> int:
     return _sum(array, [0] * array.ndim)
 
 
-def text_of_whole(value: Any) -> str:
-    """The same as the file has it."""
-    return f"{whole(value):016x}"
-
-
 def _sum(block: np.ndarray, starts: Sequence[int]) -> int:
     """The part of a digest that a block of an array has.
 

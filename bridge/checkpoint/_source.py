@@ -210,13 +210,15 @@ def _foreign_source(
     if found.format in _single_files.FORMATS:
         content = _single_files.read(found.path, found.format)
         trees, values = {}, dict(parts(content))
-        entries = {p: _located(describe(value), p) for p, value in values.items()}
+        entries = {
+            p: dataclasses.replace(describe(value), location=p) for p, value in values.items()
+        }
         noted = _single_files.noted_layout(found.path, found.format)
     else:
         with quiet_orbax():
             metadata: Any = ocp.PyTreeCheckpointHandler().metadata(found.path)
         tree = jax.tree_util.tree_map_with_path(
-            lambda keys, leaf: _located(_described(leaf), tuple(map(key_of, keys))),
+            lambda keys, leaf: _described(leaf, tuple(map(key_of, keys))),
             getattr(metadata, "tree", metadata),
             is_leaf=lambda leaf: isinstance(leaf, ocp.metadata.value.Metadata),
         )
@@ -236,18 +238,16 @@ def _foreign_source(
     is_alone = by_keys == "nnx" and (
         given == "linen" or (given is None and _are_params_alone(main, found.format, within))
     )
-    layout = given or by_keys
-    if is_alone:
-        layout, main = "linen", {("params", *names): s for names, s in main.items()}
-        tops_of_model = {names[1] for names in main} if not within else set(within[:1])
-    elif layout == "linen":
+    layout = "linen" if is_alone else given or by_keys
+    if layout == "linen" and not is_alone:
         others = _NOT_VARIABLES.union(() if within else beside)
         main = {n: s for n, s in main.items() if len(n) > 1 and n[0] not in others}
-        tops_of_model = {names[0] for names in main} if not within else set(within[:1])
-    else:
-        # Of an NNX state any of its own may be asked for.
-        tops_of_model = set(within[:1])
-    tops = {names[0] for names in named if names} - tops_of_model
+    # Of an NNX state any tree of its own may be asked for.
+    is_whole = layout == "linen" and not within
+    of_model = {names[0] for names in main} if is_whole else set(within[:1])
+    tops = {names[0] for names in named if names} - of_model
+    if is_alone:
+        main = {("params", *names): stored for names, stored in main.items()}
     extra = {
         top: _records({n[1:]: s for n, s in named.items() if n[0] == top}) for top in sorted(tops)
     }
@@ -316,16 +316,13 @@ def _records(stored: Mapping[Names, Stored]) -> list[Record]:
     return [Record(names, {names: entry}, 0) for names, entry in stored.items()]
 
 
-def _located(stored: Stored, location: tuple[Any, ...]) -> Stored:
-    return dataclasses.replace(stored, location=location)
-
-
-def _described(leaf: Any) -> Stored:
+def _described(leaf: Any, location: Location) -> Stored:
     """What orbax says of a leaf."""
     if isinstance(leaf, ocp.metadata.StringMetadata):
-        return Stored("str", (), "str")
+        return Stored("str", (), "str", location=location)
     dtype = jax.numpy.dtype(leaf.dtype)
     if isinstance(leaf, ocp.metadata.ScalarMetadata):
         kind = {"i": "int", "f": "float", "b": "bool"}[dtype.kind]
-        return Stored(kind, (), kind)
-    return Stored("jax" if leaf.sharding else "numpy", tuple(leaf.shape), str(dtype))
+        return Stored(kind, (), kind, location=location)
+    kind = "jax" if leaf.sharding else "numpy"
+    return Stored(kind, tuple(leaf.shape), str(dtype), location=location)

@@ -55,7 +55,7 @@ def _verified(source: Source) -> int:
             locations = [each.location for each in batch]
             for location, value, reason in _arrays.each(*source.trees[name], locations):
                 count += 1
-                found = None if reason else _digests.text_of_whole(value)
+                found = None if reason else f"{_digests.whole(value):016x}"
                 if found != stored[location].digest:
                     text = reason or _changed(stored[location], str(found))
                     problems.append((label + _text(stored[location]), text))
