@@ -154,7 +154,12 @@ def as_stored(stored: Stored, value: Any) -> Any:
 
 
 def as_like(stored: Stored, value: Any, like: Any) -> Any:
-    """A value that was read, for the place of the array, abstract array or scalar `like`."""
+    """A value that was read, for the place of `like`, or as it was saved without one.
+
+    `like` is an array, an abstract array or a scalar.
+    """
+    if like is None:
+        return as_stored(stored, value)
     is_array = isinstance(value, jax.Array) and not is_key(like)
     if is_array and value.dtype == getattr(like, "dtype", None):
         return value

@@ -15,7 +15,7 @@ from bridge._conversion.neutral import Key, Neutral
 from bridge._errors import CheckpointError, did_you_mean, listed
 
 from . import _restacking
-from ._arrays import as_like, as_stored
+from ._arrays import as_like
 from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
 from ._match import Allowed, Misfits, Taken, match
@@ -198,14 +198,20 @@ def restore(
     return model if extra is None else (model, extras)
 
 
-def _values(source: Source, taken: Taken, target: TargetTree) -> dict[Any, Any]:
-    """Values of the target's leaves by path, each with the containers of the target's."""
-    likes = {stored: like for entries in taken.values() for stored, like in entries}
+def _read(source: Source, likes: Mapping[Stored, Any]) -> dict[Stored, Any]:
+    """Values, each for the place of the leaf in `likes`, or as it was saved for None."""
     values: dict[Stored, Any] = {}
     for batch in batches(groups_of(likes)):
         read = _restacking.read(source, {s: likes[s] for s in batch if s.is_read})
         for stored in batch:
             values[stored] = as_like(stored, read.pop(stored, None), likes[stored])
+    return values
+
+
+def _values(source: Source, taken: Taken, target: TargetTree) -> dict[Any, Any]:
+    """Values of the target's leaves by path, each with the containers of the target's."""
+    likes = {stored: like for entries in taken.values() for stored, like in entries}
+    values = _read(source, likes)
     return {
         path: jax.tree.unflatten(
             jax.tree.structure(target.leaves[path].value),
@@ -226,8 +232,8 @@ def _variables(source: Source, rngs: bool) -> Any:
         )
     records = [record for record in source.variables if rngs or not is_rng(record.path)]
     stored = stored_in(records)
-    read = source.read({s: None for s in stored.values() if s.is_read})
-    values = {names: as_stored(s, read.get(s)) for names, s in stored.items()}
+    read = _read(source, dict.fromkeys(stored.values()))
+    values = {names: read[s] for names, s in stored.items()}
     neutral: Neutral = {}
     unsupported: list[tuple[str, str]] = []
     for record in records:

@@ -165,18 +165,12 @@ def _open(
     if layout not in (None, *_single_files.LAYOUTS):
         remedy = f"Give one of {_single_files.LAYOUTS}, or None."
         raise CheckpointError(f"there is no layout {layout!r} for", found.path, remedy)
-    if found.format == "bridge" and layout is not None:
+    if found.format == "bridge" and (keys or layout is not None):
         raise CheckpointError(
-            "the layout is recorded in the checkpoint of the bridge at",
+            "layout= and within= are for other writers' checkpoints, not for the bridge's at",
             found.path,
-            "Leave out layout=, which is for checkpoints of other writers.",
-        )
-    if found.format == "bridge" and keys:
-        raise CheckpointError(
-            f"there is nothing within {'/'.join(map(str, keys))!r} in",
-            found.path,
-            "A checkpoint of the bridge has one model; its other trees are restored through extra=."
-            " Leave out within=.",
+            "It records its layout and has one model; its other trees are restored through extra=."
+            " Leave out layout= and within=.",
         )
     try:
         if found.format == "bridge":

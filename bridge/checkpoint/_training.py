@@ -118,7 +118,8 @@ def with_optimizer(
             records, asked = _merged(source, of_linen), {name}
         else:
             continue
-        parameters = _parameters(source)
+        first = 0 if source.layout == "nnx" else 1
+        parameters = {_text(record.path[first:]) for record in source.variables}
         shapes = {
             _split(record.path, parameters): shape_in(record)
             for record in records
@@ -172,12 +173,6 @@ def _as_number(path: Path, stored: Stored) -> Stored:
     if path != (STEP,) or stored.shape or stored.kind in PYTHON_TYPES:
         return stored
     return dataclasses.replace(stored, kind="int", dtype="int")
-
-
-def _parameters(source: Source) -> set[Path]:
-    """The paths of the model's leaves as text."""
-    first = 0 if source.layout == "nnx" else 1
-    return {_text(record.path[first:]) for record in source.variables}
 
 
 def _split(path: Path, parameters: Collection[Path]) -> ItemPath:
