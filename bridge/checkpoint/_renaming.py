@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -22,11 +22,11 @@ from bridge._rules.pieces import (
 from bridge._rules.rules import (
     NUMBER,
     UNCHANGED,
-    Form,
     Landing,
     Layer,
     OneWay,
     Route,
+    Rule,
     RulesError,
     read_backward,
     read_forward,
@@ -69,26 +69,18 @@ class _Move(NamedTuple):
     Attributes:
         path: the leaf.
         target: where it goes.
-        route: the rule that says so, None without one.
+        rule: the rule that says so, None without one.
+      part: which of the rule's parts this is.
         cut: which of the layers that are stacked in the leaf this is.
         entry: which of the layers that are stacked in the target it becomes.
     """
 
     path: Path
     target: ItemPath
-    route: Route | None = None
+    rule: Rule | None = None
+    part: int = 0
     cut: Layer | None = None
     entry: Layer | None = None
-
-    @property
-    def form(self) -> Form:
-        """How the arrays differ."""
-        return UNCHANGED if self.route is None else self.route.rule.form
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the leaf becomes the target as it is."""
-        return self.form == UNCHANGED and self.cut is None and self.entry is None
 
 
 def placements(
@@ -174,21 +166,22 @@ def _pieces(
     """
     sources = {(*prefix, *path): shape for (prefix, path), shape in shapes.items()}
     pieces: dict[_Move, Piece] = {}
-    groups: dict[object, list[_Move]] = {}
+    groups: dict[tuple[Rule, Any, Layer | None, Layer | None], list[_Move]] = {}
     for move in (move for moves in found.values() for move in moves):
-        if move.route is None or move.is_plain:
+        if move.rule is None or (move.rule.form, move.cut, move.entry) == (UNCHANGED, None, None):
             pieces[move] = _WHOLE
             continue
         # The parts of a fused leaf belong together.
-        is_split = move.form.fused == ("linen" if to_nnx else "nnx")
-        whole = move.path if is_split else move.target if move.form.fused else (move[:2])
-        groups.setdefault((move.route.rule, whole, move.cut, move.entry), []).append(move)
+        fused = move.rule.form.fused
+        is_split = fused == ("linen" if to_nnx else "nnx")
+        whole = move.path if is_split else move.target if fused else move[:2]
+        groups.setdefault((move.rule, whole, move.cut, move.entry), []).append(move)
     new_shapes: dict[ItemPath, LeafShape] = {}
-    for moves in groups.values():
-        moves.sort(key=lambda move: move.route.part if move.route else 0)
+    for (rule, _, cut, entry), moves in groups.items():
+        moves.sort(key=lambda move: move.part)
         names = " and ".join(_text(move.target[1]) for move in moves)
         given = [sources[move.path] for move in moves]
-        form, cut, entry = moves[0].form, moves[0].cut, moves[0].entry
+        form = rule.form
         if wanted is None or form == UNCHANGED:
             told = target_shapes(given, cut, form, to_nnx=to_nnx) or [None] * len(moves)
             targets = [
@@ -200,8 +193,7 @@ def _pieces(
         for move, shape in zip(moves, targets, strict=True):
             new_shapes.setdefault(move.target, shape)
         targets = [new_shapes[move.target] for move in moves]
-        rule = moves[0].route.rule if moves[0].route else None
-        if rule is not None and form != UNCHANGED and len(moves) != len(rule.routes):
+        if form != UNCHANGED and len(moves) != len(rule.routes):
             count = f"{len(moves)} leaves for the {len(rule.routes)} parts"
             problems.append((names, f"{count} of the rule for {rule.linen!r}"))
             continue
@@ -299,7 +291,8 @@ def _of_landing(
             text = text.replace(NUMBER, str(number))
             cut = Layer(landing.axis, number)
         new = (*(text.split("/") if text else ()), *rest)
-        moves.append(_Move((*prefix, *path), (prefix, new), route, cut, landing.entry))
+        leaf = (*prefix, *path)
+        moves.append(_Move(leaf, (prefix, new), route.rule, route.part, cut, landing.entry))
     return moves
 
 
