@@ -38,10 +38,6 @@ class Settled:
 
     _layers: dict[int, set[int | None]] = dataclasses.field(default_factory=dict)
 
-    def copy(self) -> Settled:
-        """These nodes, to which others can be added on the side."""
-        return Settled({node: set(numbers) for node, numbers in self._layers.items()})
-
     def add(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
         """Speaks for both nodes of a pair."""
         for each, layer in ((node, context.nnx), (scope, context.linen)):
@@ -84,7 +80,6 @@ class Pairing(NamedTuple):
       context: which of several stacked layers they are.
       how: how it is known.
       proposal: the evidence, where it settles nothing by itself.
-      within: the Linen scope in which they were found.
     """
 
     linen: LinenNode
@@ -92,16 +87,27 @@ class Pairing(NamedTuple):
     context: Context
     how: str
     proposal: Evidence | None = None
-    within: LinenNode | None = None
 
     @property
     def evidence(self) -> Evidence:
         """What speaks for the pair."""
         return self.proposal or SETTLED.get(self.how, STACKED)
 
+    @property
+    def linen_side(self) -> tuple[Path, Layer | None]:
+        """The Linen path, and which of its stacked layers."""
+        return self.linen.path, self.context.linen
+
+    @property
+    def nnx_side(self) -> tuple[Path, Layer | None]:
+        """The NNX path, and which of its stacked layers."""
+        return self.nnx.path, self.context.nnx
+
 
 class Stack(NamedTuple):
     """Layers that one side has stacked, and the other one by one.
+
+    A layer is what a chain of modules with one child each holds.
 
     Attributes:
       nnx: the NNX list, or the module or leaf that is stacked.
@@ -110,7 +116,6 @@ class Stack(NamedTuple):
       at: the position in the NNX path of the key that says which, or of what is stacked.
       axis: where the layers are stacked.
       context: which of the layers around them they are.
-      of_cores: whether the layers are what chains of modules with one child each hold.
       how: how it is known that they belong together.
       proposal: the evidence, where it settles nothing by itself.
     """
@@ -121,7 +126,6 @@ class Stack(NamedTuple):
     at: int
     axis: int = 0
     context: Context = PLAIN
-    of_cores: bool = False
     how: str = ""
     proposal: Evidence | None = None
 
@@ -161,9 +165,7 @@ class Stack(NamedTuple):
             node, context = item, context._replace(linen=layer)
         else:
             scope, context = item, context._replace(nnx=layer)
-        if self.of_cores:
-            node, scope = node.core, scope.core
-        return Pairing(scope, node, context, self.how, self.proposal)
+        return Pairing(scope.core, node.core, context, self.how, self.proposal)
 
 
 def first_axes(rank: int, fits: Callable[[int], bool]) -> list[int]:

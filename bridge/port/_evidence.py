@@ -15,6 +15,7 @@ from ._names import likeness
 from ._orders import Orders, Pairs
 from ._reasons import Evidence
 from ._sequences import counts_constructions, groups, is_automatic, numbered_pairs
+from ._stacks import either
 from ._structure import Place, shapes, types_agree
 from ._trees import LinenNode, NNXNode
 
@@ -30,20 +31,12 @@ class ByEvidence:
     def __init__(self, orders: Orders):
         self._orders = orders
 
-    def numbered(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> str | None:
-        """How pairs that have numbered names are known, None if something speaks against them."""
-        if self._orders.contradicts(pairs):
-            return None
-        nodes, scopes = [node for node, _ in pairs], [scope for _, scope in pairs]
-        chain = self._orders.chain(nodes, scopes)
-        return "by number and calls" if chain and {*chain} == {*pairs} else "by number"
-
-    def axis(self, node: NNXNode, scope: LinenNode) -> tuple[int | None, Evidence]:
-        """The axis on which leaves are stacked, None if nothing tells it, and what does."""
-        for axis, library in self._orders.axes(node, scope):
-            text = f"the axis of the scan that a trace of the {library} model shows"
-            return axis, Evidence(text)
-        return None, Evidence("", is_weak=True)
+    def certain(self, candidates: dict[NNXNode, list[LinenNode]]) -> Pairs:
+        """The pairs that a chain of calls leaves no choice about, whatever their names."""
+        found: Pairs = []
+        for nodes, scopes in groups(candidates):
+            found += self._orders.chain(nodes, scopes) or [] if len(nodes) > 1 else []
+        return found
 
     def stacks(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """As `modules`, of lists and of stacked modules. Each of these takes a whole scope."""
@@ -53,16 +46,35 @@ class ByEvidence:
             for pair in self._together(place, nodes, scopes)
         ]
 
-    def layers(self, stack: Stack, evidence: Evidence) -> Stack:
-        """A stack with evidence, in the order of calls if automatic names count its layers."""
-        if counts_constructions(stack.scopes):
-            numbers = self._orders.layer_numbers(stack)
-            if numbers is None:
-                evidence &= _reasons.CONSTRUCTIONS
+    def stack(self, stack: Stack, axes: list[int]) -> Stack:
+        """A stack on one of several axes and in the order that traces show, with the evidence."""
+        evidence, axis = stack.proposal or _reasons.STACKED, axes[0]
+        if len(axes) > 1:
+            shown, library = self.axis(stack.nnx, stack.linen)
+            if shown in axes:
+                axis, text = (
+                    shown,
+                    f"the axis of the scan that a trace of the {library} model shows",
+                )
+                evidence &= Evidence(text)
             else:
-                stack = stack.numbered(numbers)
-                evidence &= _reasons.CALLS
-        return stack._replace(proposal=evidence)
+                text = f"stacked on axis {either(axes)} fit"
+                text += f"; {axis} is nn.scan's default, and '@{axes[1]}' behind '*' is another"
+                evidence &= Evidence(text, is_weak=True)
+        numbers = self._orders.layer_numbers(stack)
+        counts = counts_constructions(stack.scopes)
+        if numbers is not None and numbers != [*range(len(numbers))] and stack.is_list:
+            # A rule says which layer a Linen scope is, and not which one an item of a list is.
+            evidence &= _reasons.DIFFERS
+        elif numbers is not None and (counts or numbers != [*range(len(numbers))]):
+            stack, evidence = stack.numbered(numbers), evidence & _reasons.CALLS
+        elif counts:
+            evidence &= _reasons.CONSTRUCTIONS
+        return stack._replace(axis=axis, proposal=evidence)
+
+    def axis(self, node: NNXNode, scope: LinenNode) -> tuple[int | None, str]:
+        """The axis on which leaves are stacked, and the library with the trace that tells it."""
+        return next(self._orders.axes(node, scope), (None, ""))
 
     def stacked_leaves(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """As `stacks`, of single leaves."""
@@ -92,24 +104,27 @@ class ByEvidence:
             weak = weak or proposals
         return weak or self._alike(place)
 
-    def leaves(self, place: Place) -> Proposals:
-        """Proposes pairs of leaves that lie directly below two nodes."""
+    def leaf_candidates(self, place: Place) -> dict[NNXNode, list[LinenNode]]:
+        """The Linen leaves that each open leaf directly below two nodes could be."""
         context, is_free = place.context, place.settled.is_free
         nodes = [each for each in place.nnx.weights.values() if is_free(each, context)]
         scopes = [each for each in place.linen.weights.values() if is_free(each, context)]
-        candidates = {
+        return {
             node: [
                 scope
                 for scope in scopes
-                if shapes(node, place.context) == shapes(scope, place.context)
+                if shapes(node, context) == shapes(scope, context)
                 and not _are_told_apart(node, scope)
-                and not self._is_transposed(node, scope, place.context)
+                and not self._is_transposed(node, scope, context)
             ]
             for node in nodes
         }
+
+    def leaves(self, place: Place) -> Proposals:
+        """Proposes pairs of leaves that lie directly below two nodes."""
         return [
             pair
-            for own, others in groups(candidates)
+            for own, others in groups(self.leaf_candidates(place))
             for pair in self._together(place, own, others, self._by_shape(own, others, place))
         ]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from bridge._conversion.neutral import Path
 from bridge._rules.rules import UNCHANGED
 
+from . import _reasons
 from ._correspondence import (
     PLAIN,
     Ambiguous,
@@ -18,9 +19,8 @@ from ._correspondence import (
     collection_of,
     label_of,
 )
-from ._evidence import ByEvidence
+from ._evidence import ByEvidence, Proposals
 from ._linking import link_by_rule, link_elsewhere
-from ._reasons import Evidence
 from ._rules import Pair, pairs_of
 from ._sequences import numbered_pairs
 from ._stacks import (
@@ -47,12 +47,11 @@ def correspondence(
     nnx: NNXNode,
     rules: Mapping[str, str],
     proposer: ByEvidence | None = None,
-    decided: Sequence[Pairing] = (),
 ) -> Correspondence:
     """What belongs together in two trees.
 
-    Pairs in `decided` hold whatever their names say. Without a `proposer`, what evidence does not
-    settle is ambiguous.
+    With a `proposer`, a chain of calls decides before names do, and evidence decides what names and
+    structure do not. Without it, the latter is ambiguous.
     """
     pairs, problems = pairs_of(rules, linen, nnx) if rules else ([], [])
     found = Correspondence(linen, nnx, problems=problems)
@@ -61,15 +60,10 @@ def correspondence(
     good = [pair for pair in pairs if pair.rule.linen not in wrong]
     for node, scope, context in [(*each, pair.context) for pair in good for each in pair.parts]:
         found.settled.add(node, scope, context)
-    for pairing in decided:
-        found.settled.add(pairing.nnx, pairing.linen, pairing.context)
     matcher = Matcher(found, nnx, proposer)
     # Before the rest: a norm that a rule names also takes the layer beside it.
     for pair in good:
         matcher.by_rule(pair)
-    for pairing in decided:
-        found.pairings.append(pairing)
-        matcher.match(pairing.nnx, pairing.linen, pairing.context, pairing.how)
     matcher.match(nnx, linen, PLAIN, "")
     return found
 
@@ -134,8 +128,42 @@ class Matcher:
             inner = node.children.get(name) if name else None
             if inner and name not in scope.children and free(inner, context):
                 self._pair(inner, scope, context, how)
+            if self._proposer is not None and node.is_open:
+                place = Place(node, scope, context, self._settled, self._classes)
+                self._by_calls(place, self._proposer)
             self._by_name(node, scope, context, how, "")
             self._by_structure(node, scope, context)
+
+    def _by_calls(self, place: Place, proposer: ByEvidence) -> None:
+        """Pairs what a chain of calls or the structure of all tells, whatever names say."""
+        cores = {scope.core for scope in place.linen.children.values()}
+        stacks = {
+            (each.nnx, each.linen): each
+            for each in open_stacks(place, automatic=True)
+            if each.nnx.path[:-1] == place.nnx.path
+            and {scope.core for scope in each.scopes} <= cores
+        }
+        for node, scope in proposer.certain(_by_node(stacks)):
+            self._stacked(stacks[node, scope]._replace(proposal=_reasons.CALLS))
+        candidates = place.candidates(deep=False)
+        of_calls = proposer.certain(candidates) + proposer.certain(proposer.leaf_candidates(place))
+        pairs = [(node, scope, _reasons.CALLS) for node, scope in of_calls]
+        nodes = {each.core: each for each in place.open_below(place.nnx, deep=False)}
+        scopes = {each.core: each for each in place.open_below(place.linen, deep=False)}
+        fitting = {scope for own in candidates.values() for scope in own}
+        if all(candidates.values()) and fitting == scopes.keys():
+            only = only_pairs(candidates)
+            named = [(n, s) for n, s in only if nodes[n].name == scopes[s].name]
+            pairs += [(*pair, _reasons.STRUCTURE) for pair in only if pair not in named]
+        self._pair_all(pairs, place)
+        # What has nothing but such a module in it goes with it.
+        for node, scope, _ in pairs:
+            self._settled.add(nodes.get(node, node), scopes.get(scope, scope), place.context)
+
+    def _pair_all(self, pairs: Proposals, place: Place) -> None:
+        # The norms first: with a norm goes the layer beside it.
+        for node, scope, evidence in sorted(pairs, key=lambda pair: not pair[0].is_norm):
+            self._pair_by(Pairing(scope, node, place.context, "as proposed", evidence))
 
     def _by_name(
         self, node: NNXNode, scope: LinenNode, context: Context, how: str, prefix: str
@@ -170,14 +198,14 @@ class Matcher:
         self, parent: NNXNode, node: NNXNode, scope: LinenNode, context: Context, how: str
     ) -> str:
         """Notes a pair of equal names; returns how it is known, for the report."""
-        within = scope.parent
+        around = scope.parent
         # Names inside Flax's own layers are certain.
-        if within is None or not parent.is_open:
+        if around is None or not parent.is_open:
             return how
-        self._found.pairings.append(Pairing(scope, node, context, "by name", within=within))
-        key = id(within), context
+        self._found.pairings.append(Pairing(scope, node, context, "by name"))
+        key = id(around), context
         if key not in self._numbered:
-            self._numbered[key] = told_by_number(within, context)
+            self._numbered[key] = told_by_number(around, context)
         return "by number" if str(scope.path[-1]) in self._numbered[key] else how
 
     def _container(
@@ -206,45 +234,19 @@ class Matcher:
 
     def _stacked(self, stack: Stack) -> None:
         """Pairs stacked layers if exactly one axis makes all shapes fit, or if evidence does."""
-        fits, evidence = stack.axes(self._fits), stack.proposal
-        if not fits:
-            # The parts of a layer may be ambiguous; the shapes show the axis anyway.
-            stack = stack._replace(of_cores=True)
-            fits = may_fit(stack, self._classes)
-        if not fits:
-            return
-        axis = fits[0]
-        if len(fits) > 1 and self._proposer is None:
+        fits = may_fit(stack, self._classes)
+        if self._proposer is not None and fits:
+            stack = self._proposer.stack(stack._replace(how="as proposed"), fits)
+        elif len(fits) == 1:
+            stack = stack._replace(axis=fits[0], how=f"axis {fits[0]}")
+        elif fits:
             target = "a rule such as 'blocks.*' or 'blocks.*@1' says which"
             note = f"stacked on axis {either(fits)} fit; {target}"
-            self._settled.add(stack.nnx, stack.linen, PLAIN)
             self._found.ambiguous.append(Ambiguous(stack.nnx, (stack.linen,), note))
-            return
-        if len(fits) > 1 and self._proposer is not None:
-            told, of_axis = self._proposer.axis(stack.nnx, stack.linen)
-            if told in fits:
-                axis = told
-            else:
-                text = f"stacked on axis {either(fits)} fit"
-                text += f"; {axis} is nn.scan's default, and '@{fits[1]}' behind '*' is another"
-                of_axis = Evidence(text, is_weak=True)
-            evidence = evidence & of_axis if evidence is not None else of_axis
-        how = f"axis {axis}" if evidence is None else "as proposed"
-        stack = stack._replace(axis=axis, how=how, proposal=evidence)
-        self._found.stacks.append(stack)
-        for layer in stack.layers:
+        for layer in stack.layers if len(fits) == 1 or (fits and self._proposer) else ():
             self._pair_by(layer)
-        self._settled.add(stack.nnx, stack.linen, PLAIN)
-
-    def _fits(self, pairing: Pairing) -> bool:
-        """Whether two modules match without a problem, tried on the side."""
-        scope, node, context, *_ = pairing
-        found = Correspondence(scope, node, self._settled.copy())
-        Matcher(found, self._root).match(node, scope, context, "")
-        linked = {piece.nnx for piece in found.pieces}
-        used = {piece.linen for piece in found.pieces}
-        wanted = {n.path for n in node.walk() if n.is_leaf and n.is_variable}
-        return not found.mis_shaped and wanted <= linked and scope.below.keys() <= used
+        if fits:
+            self._settled.add(stack.nnx, stack.linen, PLAIN)
 
     def _norm(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """`SpectralNorm` and `WeightNorm`; Linen may keep their layer beside them."""
@@ -293,16 +295,12 @@ class Matcher:
         pairs, how = only_pairs(candidates), "by structure"
         if not pairs:
             pairs, how = numbered_pairs(candidates), "by number"
-            if pairs and self._proposer and (known := self._proposer.numbered(pairs)):
-                how = known
-            elif self._proposer:
-                pairs = []
         if not pairs:
             return self._settle_stack(place)
         # The norms first: with a norm goes the layer beside it.
         pairs.sort(key=lambda pair: not pair[0].is_norm)
         for module, other in pairs:
-            self._pair_by(Pairing(other, module, place.context, how, within=place.linen))
+            self._pair_by(Pairing(other, module, place.context, how))
         return True
 
     def _settle_stack(self, place: Place) -> bool:
@@ -319,9 +317,7 @@ class Matcher:
             candidates = place.candidates(deep=True)
             proposals = proposer.modules(place, candidates) or proposer.leaves(place)
             before = len(self._found.pairings)
-            for module, other, evidence in proposals:
-                how, within = "as proposed", place.linen
-                self._pair_by(Pairing(other, module, place.context, how, evidence, within))
+            self._pair_all(proposals, place)
             if len(self._found.pairings) == before:
                 self._propose_stacked_leaves(place, proposer)
             if len(self._found.pairings) == before:
@@ -335,7 +331,7 @@ class Matcher:
         for node, scope, evidence in proposer.stacks(place, _by_node(found)):
             free = all(place.settled.is_free(each, PLAIN) for each in (node, scope))
             if free and (node, scope) in found:
-                self._stacked(proposer.layers(found[node, scope], evidence))
+                self._stacked(found[node, scope]._replace(proposal=evidence))
 
     def _propose_stacked_leaves(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs leaves that one side has stacked, outside of modules that fit as a whole."""
@@ -349,8 +345,7 @@ class Matcher:
                 # nn.scan's default axis comes first.
                 axis = next(iter(fits), None)
             for layer in fits[axis].layers if axis is not None else []:
-                own = layer._replace(how="as proposed", proposal=evidence, within=place.linen)
-                self._pair_by(own)
+                self._pair_by(layer._replace(how="as proposed", proposal=evidence))
 
 
 def _by_node(pairs: Iterable[tuple[NNXNode, LinenNode]]) -> dict[NNXNode, list[LinenNode]]:

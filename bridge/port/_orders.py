@@ -6,15 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
-from bridge._conversion.neutral import Address, Path
 
 from ._correspondence import Stack
 from ._trees import LinenNode, NNXNode
 from ._uses import Order, bit_of
 
 Pairs: TypeAlias = list[tuple[NNXNode, LinenNode]]
-
-Surroundings: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
 
 class Orders(NamedTuple):
@@ -117,17 +114,6 @@ class Orders(NamedTuple):
         if is_backwards is None or sorted(places) != [*range(len(places))]:
             return None
         return [len(places) - 1 - place if is_backwards else place for place in places]
-
-    def around(
-        self, item: NNXNode | LinenNode, anchors: Sequence[tuple[Path, Address]]
-    ) -> Surroundings:
-        """The pairs of leaves with results that a module needs, and those that need its own."""
-        order, (used, needed) = self._of(item), self._bits(item)
-        own = [pair[0] if isinstance(item, NNXNode) else pair[1] for pair in anchors]
-        ranks = [order.ranks.get(anchor) for anchor in own]
-        before = [n for n, rank in enumerate(ranks) if rank is not None and needed & bit_of(rank)]
-        after = [n for n, anchor in enumerate(own) if order.after.get(anchor, 0) & used]
-        return frozenset(before), frozenset(after)
 
     def is_transposed(self, node: NNXNode, scope: LinenNode) -> bool | None:
         """Whether the models sum over different axes of a leaf; None if no trace tells it."""

@@ -31,12 +31,12 @@ class Evidence(NamedTuple):
         return self._replace(text=text, is_disputed=True)
 
 
+STRUCTURE = Evidence("the only ones of their structure")
 # What a plan does by itself, by how a pair is known.
 SETTLED = {
     "by name": Evidence("equal names"),
     "by number": Evidence("numbers in the same order, and nothing else"),
-    "by number and calls": Evidence("numbers in the same order, which is that of the calls"),
-    "by structure": Evidence("the only ones of their structure"),
+    "by structure": STRUCTURE,
 }
 STACKED = Evidence("stacked leaves, which fit one axis only")
 
@@ -46,14 +46,12 @@ NUMBERS = Evidence("numbers in the same order")
 CONSTRUCTIONS = Evidence("automatic numbers count constructions, not calls", is_weak=True)
 
 CALLS = Evidence("the order of calls in both models")
-CALLS_AROUND = Evidence("the order of calls in both models around them")
 CALLS_AND_NAMES = Evidence("the order of calls in both models and names")
 ANY_ORDER = Evidence(
     "some of the calls do not use each other's results, so any order would do", is_weak=True
 )
 DIFFERS = Evidence("the order of calls differs", is_weak=True, is_disputed=True)
 
-SHAPES = Evidence("their shapes")
 SAME_SHAPE = Evidence("the same shape", is_weak=True)
 SAME_SHAPE_AND_NAMES = Evidence("the same shape and their names")
 SAME_USE = Evidence("the same shape, used alike in both models")

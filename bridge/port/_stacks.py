@@ -56,7 +56,7 @@ def open_stacks(place: Place, *, automatic: bool = False) -> list[Stack]:
         place.open_below(place.nnx, deep=False),
         [own for own in numbered_scopes(scopes) if automatic or not counts_constructions(own)],
     )
-    return [each._replace(of_cores=True) for each in found if may_fit(each, place.classes)]
+    return [each for each in found if may_fit(each, place.classes)]
 
 
 def only_stacks(place: Place) -> list[Stack]:

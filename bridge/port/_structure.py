@@ -235,7 +235,7 @@ def own_classes(nnx: NNXNode) -> frozenset[str]:
     return frozenset(cls.__name__ for cls in classes if layer_of_nnx(cls) is None)
 
 
-def automatic_class(scope: LinenNode) -> str | None:
+def automatic_class(scope: AnyNode) -> str | None:
     """The class that the name of a scope tells if it is an automatic one, such as `Dense_0`."""
     match = _AUTOMATIC.fullmatch(scope.name)
     return match.group(1) if match else None
@@ -244,6 +244,8 @@ def automatic_class(scope: LinenNode) -> str | None:
 def types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> bool:
     """Whether the class that an automatic name tells is one that the NNX module can be."""
     name = automatic_class(scope)
+    if name is not None and name == automatic_class(node):
+        return True
     if node.is_linen and node.path and node.item is None:
         own = _AUTOMATIC.fullmatch(node.name)
         named = {each for each in (own and own.group(1), name) if each}

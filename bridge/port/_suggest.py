@@ -14,8 +14,8 @@ from bridge._conversion import linen_leaves
 from bridge._types import ModelTree
 
 from . import _order
-from ._correspondence import Context, Correspondence, Pairing
-from ._disputes import disputes
+from ._correspondence import Correspondence, Pairing
+from ._doubts import doubts
 from ._evidence import ByEvidence
 from ._match import correspondence
 from ._orders import Orders
@@ -23,12 +23,12 @@ from ._plan import Plan, plan, sides_of
 from ._reasons import Evidence
 from ._refits import refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
-from ._trees import LinenNode, NNXNode, linen_nodes, nnx_nodes
+from ._trees import LinenNode, linen_nodes, nnx_nodes
 from ._uses import unknown
 
 _SHOWN = 120
-# A pair of paths, what speaks for it, and whether `plan` makes it by itself.
-_Found: TypeAlias = tuple[tuple[str, str], Evidence, bool]
+# A pair of paths as rules write them, and what speaks for it.
+_Found: TypeAlias = tuple[tuple[str, str], Evidence]
 
 
 class Proposal(NamedTuple):
@@ -37,7 +37,6 @@ class Proposal(NamedTuple):
     Attributes:
       rules: NNX paths by expressions for Linen paths, as `plan` takes them.
       evidence: the reason for them.
-      is_settled: whether `plan` does the same without the rules.
       is_weak: whether the only evidence is a shape, or an order that a program need not keep: that
         of automatic numbers, or of calls that could be in any order.
       is_disputed: whether the names contradict the order of calls.
@@ -45,7 +44,6 @@ class Proposal(NamedTuple):
 
     rules: dict[str, str]
     evidence: str
-    is_settled: bool = False
     is_weak: bool = False
     is_disputed: bool = False
 
@@ -56,8 +54,7 @@ class Suggestions:
     Made by `suggest`. Pass `rules` to `plan` to apply them.
 
     Attributes:
-      proposals: the rules by their evidence: first those that names contradict, then the settled
-        ones.
+      proposals: the rules by their evidence, those that names contradict first.
       plan: the plan that the rules make; `plan.ok` says whether they are all that it needs.
     """
 
@@ -117,7 +114,7 @@ class Suggestions:
         if self._own:
             yield "given", self._own
         for each in self.proposals:
-            kind = "settled" if each.is_settled else "weak" if each.is_weak else "proposed"
+            kind = "weak" if each.is_weak else "proposed"
             if each.is_disputed and each.is_weak:
                 kind = "in doubt"
             yield f"{kind}: {each.evidence}", each.rules
@@ -139,7 +136,7 @@ def suggest(
 
     The traces may contradict equal names and numbers, as in a decoder that calls `up_2` first. If
     they leave no choice, the calls decide. Otherwise the names are kept and marked as in doubt.
-    These proposals come first.
+    These proposals come first. What `plan` matches by itself gets no rule.
 
     If arrays have the same size but another shape, or several of them make up one, rules that
     reshape, transpose, split or join are proposed, as long as sizes and the order of calls leave
@@ -190,35 +187,33 @@ def suggest(
     scopes, _ = linen_nodes(linen_leaves.from_variables(variables))
     nodes, _ = nnx_nodes(model)
     orders = _orders(variables, model, inputs, kwargs, linen)
-    found, undecided = _matched(scopes, nodes, own, orders)
-    told = [(pair, each.evidence, False) for each in refits(found, orders) if (pair := each.texts)]
-    laid_out = _proposals(told, [pair for pair, *_ in told], scopes)
-    if laid_out:
-        given = {**own, **{k: v for each in laid_out for k, v in each.rules.items()}}
-        found, undecided = _matched(scopes, nodes, given, orders)
+    evidence = ByEvidence(orders)
+    found = correspondence(scopes, nodes, own, evidence)
+    told = [(pair, each.evidence) for each in refits(found, orders) if (pair := each.texts)]
+    if told:
+        given = _with(own, _proposals(told, scopes))
+        found = correspondence(scopes, nodes, given, evidence)
+    doubted = list(doubts(found, orders))
+    told += [(paths_of(each), each.evidence) for each in doubted]
+    sure = {each.nnx_side for each in doubted}
     renamed = [pairing for pairing in found.pairings if pairing.how != "by name"]
-    known = [paths_of(pairing) for pairing in (*renamed, *undecided)]
-    proposals = (*laid_out, *_proposals([*_of_pairings(renamed, undecided)], known, scopes))
-    table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}
-    made = plan(source, target, table)
+    known = [paths_of(pairing) for pairing in renamed]
+    proposals = _proposals(told, scopes, known)
+    # With a rule for a module, a plan finds by itself more of what is inside.
+    while needed := _lacking(
+        [pairing for pairing in renamed if pairing.nnx_side not in sure],
+        correspondence(scopes, nodes, _with(own, proposals)),
+    ):
+        sure |= {each.nnx_side for each in needed}
+        told += [(paths_of(each), each.evidence) for each in needed]
+        proposals = _proposals(told, scopes, known)
+    made = plan(source, target, _with(own, proposals))
     return Suggestions(tuple(sorted(proposals, key=_rank)), made, own)
 
 
-def _matched(
-    scopes: LinenNode, nodes: NNXNode, rules: Mapping[str, str], orders: Orders
-) -> tuple[Correspondence, list[Pairing]]:
-    """What belongs together by rules and evidence, and the pairs that stay in doubt."""
-    evidence = ByEvidence(orders)
-    found, decided = correspondence(scopes, nodes, rules, evidence), list[Pairing]()
-    known: set[tuple[NNXNode, Context]] = set()
-    while True:
-        against = disputes(found, orders)
-        new = [each for each in against.decided if (each.nnx, each.context) not in known]
-        if not new:
-            return found, against.undecided
-        decided += new
-        known |= {(each.nnx, each.context) for each in new}
-        found = correspondence(scopes, nodes, rules, evidence, decided)
+def _with(own: Mapping[str, str], proposals: Sequence[Proposal]) -> dict[str, str]:
+    """All rules together."""
+    return {**own, **{key: value for each in proposals for key, value in each.rules.items()}}
 
 
 def _orders(
@@ -236,47 +231,38 @@ def _orders(
 
 
 def _proposals(
-    found: Sequence[_Found], known: Sequence[tuple[str, str]], scopes: LinenNode
-) -> tuple[Proposal, ...]:
+    found: Sequence[_Found], scopes: LinenNode, known: Sequence[tuple[str, str]] = ()
+) -> list[Proposal]:
     """Pairs of paths as rules, by what speaks for them."""
     every = [scope.text for scope in scopes.walk()]
-    groups: dict[tuple[Evidence, bool], list[tuple[str, str]]] = {}
-    for pair, evidence, is_settled in found:
-        groups.setdefault((evidence, is_settled), []).append(pair)
-    return tuple(
-        Proposal(rules_of(pairs, known, every), evidence.text, is_settled, *evidence[1:])
-        for (evidence, is_settled), pairs in groups.items()
-    )
-
-
-def _of_pairings(renamed: list[Pairing], undecided: list[Pairing]) -> Iterator[_Found]:
-    """The pairings, those that are disputed or that `plan` makes by itself first."""
-    doubted = {id(pairing.nnx) for pairing in undecided}
-    needed = [each for each in _needed(renamed) if id(each.nnx) not in doubted]
-    for pairing in (*undecided, *needed):
-        yield paths_of(pairing), pairing.evidence, pairing.how != "as proposed"
+    groups: dict[Evidence, list[tuple[str, str]]] = {}
+    for pair, evidence in found:
+        groups.setdefault(evidence, []).append(pair)
+    known = [*known, *(pair for pair, _ in found)]
+    return [
+        Proposal(rules_of(pairs, known, every), *evidence) for evidence, pairs in groups.items()
+    ]
 
 
 def _rank(proposal: Proposal) -> tuple[bool, ...]:
-    return not proposal.is_disputed, not proposal.is_settled, proposal.is_weak
+    return not proposal.is_disputed, proposal.is_weak
 
 
-def _needed(pairings: list[Pairing]) -> list[Pairing]:
-    """Without the only ones of their structure, but for those around something with a rule.
-
-    A module is no longer compared as a whole once a rule names something inside it.
-    """
-    kept = [pairing for pairing in pairings if pairing.how != "by structure"]
-    around = {
-        (pairing.linen.path[:n], pairing.nnx.path[:m])
-        for pairing in kept
-        for n in range(len(pairing.linen.path))
-        for m in range(len(pairing.nnx.path))
-    }
+def _lacking(pairings: Sequence[Pairing], made: Correspondence) -> list[Pairing]:
+    """The outermost pairs that a plan does not make; they are disputed if it makes others."""
+    by_nnx = {each.nnx_side: each.linen_side for each in made.pairings}
+    by_linen = {linen: nnx for nnx, linen in by_nnx.items()}
+    found: list[Pairing] = []
+    for each in pairings:
+        if by_nnx.get(each.nnx_side) == each.linen_side:
+            continue
+        is_other = each.nnx_side in by_nnx or each.linen_side in by_linen
+        found.append(each._replace(proposal=each.evidence.against_names) if is_other else each)
+    paths = {each.nnx.path for each in found}
     return [
-        pairing
-        for pairing in pairings
-        if pairing.how != "by structure" or (pairing.linen.path, pairing.nnx.path) in around
+        each
+        for each in found
+        if not any(each.nnx.path[:n] in paths for n in range(len(each.nnx.path)))
     ]
 
 
