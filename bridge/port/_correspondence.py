@@ -69,6 +69,7 @@ class MisShaped(NamedTuple):
     nnx: Path
     rule: str
     note: str
+    context: Context
 
 
 class Pairing(NamedTuple):
@@ -116,6 +117,7 @@ class Stack(NamedTuple):
       at: the position in the NNX path of the key that says which, or of what is stacked.
       axis: where the layers are stacked.
       context: which of the layers around them they are.
+      fitting: the axes that are possible.
       how: how it is known that they belong together.
       proposal: the evidence, where it settles nothing by itself.
     """
@@ -126,6 +128,7 @@ class Stack(NamedTuple):
     at: int
     axis: int = 0
     context: Context = PLAIN
+    fitting: Sequence[int] = ()
     how: str = ""
     proposal: Evidence | None = None
 
@@ -238,7 +241,7 @@ class Correspondence:
             note = ""
             if expected and actual and expected == actual[::-1]:
                 note = "the transpose would fit"
-            self.mis_shaped.append(MisShaped(address, leaf.path, label, note))
+            self.mis_shaped.append(MisShaped(address, leaf.path, label, note, context))
             return
         linen_region = layer_cut(shape_of(theirs), context.linen)
         nnx_region = layer_cut(shape_of(ours), context.nnx)

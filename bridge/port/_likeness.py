@@ -14,7 +14,7 @@ from ._trees import LinenNode, NNXNode, nnx_text
 
 
 def pairs_by_name(place: Place, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs:
-    """Pairs with the most similar names on both sides, and what they leave over."""
+    """Pairs with the most similar names on both sides, and the only numbered ones that are left."""
     ours = _families(nodes, lambda node: nnx_text(node.path[len(place.nnx.path) :]))
     theirs = _families(
         scopes, lambda scope: "/".join(map(str, scope.path[len(place.linen.path) :]))
@@ -32,7 +32,7 @@ def pairs_by_name(place: Place, nodes: Sequence[NNXNode], scopes: Sequence[Linen
             break
         pairs += zip(ours.pop(best[0]), theirs.pop(best[1]), strict=True)
         scores = {p: s for p, s in scores.items() if not {*p} & {*best}}
-    if pairs and len(ours) == len(theirs) == 1:
+    if len(ours) == len(theirs) == 1:
         (last,), (other,) = ours.values(), theirs.values()
         if len(last) == len(other):
             pairs += zip(last, other, strict=True)

@@ -81,7 +81,7 @@ def _link_laid_out(
     for address, (leaf, there) in zip(addresses, pairs, strict=True):
         found.settled.add(leaf, there, context)
         if isinstance(pieces, str):
-            found.mis_shaped.append(MisShaped(address, leaf.path, label, pieces))
+            found.mis_shaped.append(MisShaped(address, leaf.path, label, pieces, context))
     if isinstance(pieces, str):
         return []
     made = [

@@ -21,12 +21,13 @@ from ._correspondence import (
 )
 from ._evidence import ByEvidence, Proposals
 from ._linking import link_by_rule, link_elsewhere
+from ._reasons import Evidence
 from ._rules import Pair, pairs_of
 from ._sequences import numbered_pairs
 from ._stacks import (
     either,
+    fitted,
     leaf_stacks,
-    may_fit,
     only_stacks,
     open_stacks,
     stack_of_list,
@@ -220,7 +221,7 @@ class Matcher:
         if any(str(key) in found.children for key in node.children):
             self._pair(node, found, context, how)
         elif context.linen is None and len(free) == len(node.list_items):
-            self._stacked(stack_of_list(node, found, context))
+            self._stacked(fitted(stack_of_list(node, found, context), self._classes))
 
     def _stacked_nnx(self, node: NNXNode, scope: LinenNode, name: str, context: Context) -> None:
         """A stacked module; Linen has its layers one by one as `layers_0`, `layers_1` …."""
@@ -230,23 +231,27 @@ class Matcher:
                 return
             found.append(next_one)
         if found and context.nnx is None:
-            self._stacked(stack_of_scopes(node, found, context))
+            self._stacked(fitted(stack_of_scopes(node, found, context), self._classes))
 
     def _stacked(self, stack: Stack) -> None:
         """Pairs stacked layers if exactly one axis makes all shapes fit, or if evidence does."""
-        fits = may_fit(stack, self._classes)
-        if self._proposer is not None and fits:
-            stack = self._proposer.stack(stack._replace(how="as proposed"), fits)
+        fits = stack.fitting
+        if not fits:
+            return
+        if self._proposer is not None:
+            stack = self._proposer.stack(stack._replace(how="as proposed"))
         elif len(fits) == 1:
             stack = stack._replace(axis=fits[0], how=f"axis {fits[0]}")
-        elif fits:
+        else:
             target = "a rule such as 'blocks.*' or 'blocks.*@1' says which"
             note = f"stacked on axis {either(fits)} fit; {target}"
-            self._found.ambiguous.append(Ambiguous(stack.nnx, (stack.linen,), note))
-        for layer in stack.layers if len(fits) == 1 or (fits and self._proposer) else ():
-            self._pair_by(layer)
-        if fits:
             self._settled.add(stack.nnx, stack.linen, PLAIN)
+            self._found.ambiguous.append(Ambiguous(stack.nnx, (stack.linen,), note))
+            return
+        self._found.stacks.append(stack)
+        for layer in stack.layers:
+            self._pair_by(layer)
+        self._settled.add(stack.nnx, stack.linen, PLAIN)
 
     def _norm(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """`SpectralNorm` and `WeightNorm`; Linen may keep their layer beside them."""
@@ -312,40 +317,29 @@ class Matcher:
         return any(not self._settled.is_free(stack.nnx, PLAIN) for stack in stacks)
 
     def _propose(self, place: Place, proposer: ByEvidence) -> None:
-        self._propose_stacks(place, proposer)
-        while True:
-            candidates = place.candidates(deep=True)
-            proposals = proposer.modules(place, candidates) or proposer.leaves(place)
+        def stacks(found: list[Stack], only: Evidence) -> None:
+            by_nodes = {(each.nnx, each.linen): each for each in found}
+            for node, scope, evidence in proposer.stacks(place, _by_node(by_nodes), only):
+                free = all(place.settled.is_free(each, PLAIN) for each in (node, scope))
+                if free and (node, scope) in by_nodes:
+                    self._stacked(by_nodes[node, scope]._replace(proposal=evidence))
+
+        stacks(open_stacks(place, automatic=True), _reasons.ONLY)
+        ways = (
+            lambda: self._pair_all(proposer.modules(place, place.candidates(deep=True)), place),
+            lambda: self._pair_all(proposer.leaves(place), place),
+            lambda: stacks(open_stacks(place, automatic=True, by_size=True), _reasons.SIZED_STACK),
+            lambda: self._pair_all(proposer.alike(place), place),
+            lambda: stacks(leaf_stacks(place), _reasons.STACKED_LEAVES),
+        )
+        before = -1
+        while before < len(self._found.pairings):
             before = len(self._found.pairings)
-            self._pair_all(proposals, place)
-            if len(self._found.pairings) == before:
-                self._propose_stacked_leaves(place, proposer)
-            if len(self._found.pairings) == before:
-                return
+            for way in ways:
+                if len(self._found.pairings) == before:
+                    way()
             while self._settle(place, deep=True):
                 pass
-
-    def _propose_stacks(self, place: Place, proposer: ByEvidence) -> None:
-        """Pairs the stacks that could be several things."""
-        found = {(each.nnx, each.linen): each for each in open_stacks(place, automatic=True)}
-        for node, scope, evidence in proposer.stacks(place, _by_node(found)):
-            free = all(place.settled.is_free(each, PLAIN) for each in (node, scope))
-            if free and (node, scope) in found:
-                self._stacked(found[node, scope]._replace(proposal=evidence))
-
-    def _propose_stacked_leaves(self, place: Place, proposer: ByEvidence) -> None:
-        """Pairs leaves that one side has stacked, outside of modules that fit as a whole."""
-        stacks: dict[tuple[NNXNode, LinenNode], dict[int, Stack]] = {}
-        for stack in leaf_stacks(place):
-            stacks.setdefault((stack.nnx, stack.linen), {})[stack.axis] = stack
-        for node, scope, evidence in proposer.stacked_leaves(place, _by_node(stacks)):
-            fits = stacks.get((node, scope), {})
-            axis, _ = proposer.axis(node, scope)
-            if axis is None or axis not in fits:
-                # nn.scan's default axis comes first.
-                axis = next(iter(fits), None)
-            for layer in fits[axis].layers if axis is not None else []:
-                self._pair_by(layer._replace(how="as proposed", proposal=evidence))
 
 
 def _by_node(pairs: Iterable[tuple[NNXNode, LinenNode]]) -> dict[NNXNode, list[LinenNode]]:

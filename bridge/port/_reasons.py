@@ -42,11 +42,9 @@ STACKED = Evidence("stacked leaves, which fit one axis only")
 
 ONLY = Evidence("nothing else is left")
 THEIR_NAMES = Evidence("their names")
-NUMBERS = Evidence("numbers in the same order")
 CONSTRUCTIONS = Evidence("automatic numbers count constructions, not calls", is_weak=True)
 
 CALLS = Evidence("the order of calls in both models")
-CALLS_AND_NAMES = Evidence("the order of calls in both models and names")
 ANY_ORDER = Evidence(
     "some of the calls do not use each other's results, so any order would do", is_weak=True
 )
@@ -56,8 +54,7 @@ SAME_SHAPE = Evidence("the same shape", is_weak=True)
 SAME_SHAPE_AND_NAMES = Evidence("the same shape and their names")
 SAME_USE = Evidence("the same shape, used alike in both models")
 SYMMETRIC = Evidence("the same shape, which a transpose has too", is_weak=True)
-SAME_SHAPES = Evidence("the same shapes under other names", is_weak=True)
-MOST_SHAPES = Evidence("most of the same shapes", is_weak=True)
+SAME_SIZE = Evidence("arrays of the same size in all", is_weak=True)
 STACKED_LEAVES = Evidence("stacked leaves, whose shapes are those of the layers", is_weak=True)
 
 TRANSPOSED = Evidence("the models use different axes, so one has the transpose")
@@ -65,8 +62,7 @@ BACKWARDS = Evidence("only one of the models scans the layers backwards")
 CUT_OTHERWISE = Evidence("only one of the models has a share of each part in each head")
 
 # Of arrays that one model lays out otherwise.
-LIST_OF_STACK = Evidence("the only stack of as many layers and elements as this list")
-LAYERS_OF_STACK = Evidence("the only layers of as many elements as this stack")
+SIZED_STACK = Evidence("the only ones with as many layers and elements")
 EQUAL_NAMES_AND_SIZE = Evidence("equal names, and arrays of the same size")
 NAMES_AND_SIZE = Evidence("their names, and arrays of the same size")
 CALLS_AND_SIZE = Evidence("the order of calls in both models, and arrays of the same size")

@@ -15,16 +15,14 @@ from bridge._rules.pieces import LeafShape, Region, part_shape, pieces_of, witho
 from bridge._rules.rules import UNCHANGED, Form
 
 from . import _reasons
-from ._correspondence import PLAIN, Context, Correspondence, Settled, Stack, first_axes
+from ._correspondence import PLAIN, Context, Correspondence, Settled
 from ._likeness import pairs_by_name
 from ._names import likeness, words_of
 from ._orders import Orders
 from ._reasons import Evidence
 from ._rule_text import braced, nnx_rule
-from ._sequences import counts_constructions
-from ._stacks import numbered_scopes, stacks
 from ._structure import Place
-from ._trees import LinenNode, NNXNode
+from ._trees import LinenNode, N, NNXNode
 
 Counts: TypeAlias = tuple[int, int]
 
@@ -72,10 +70,16 @@ class Refit(NamedTuple):
         return (linen, nnx + words) if linen is not None and nnx is not None else None
 
 
-def refits(found: Correspondence, orders: Orders) -> list[Refit]:
+def refits(found: Correspondence, orders: Orders) -> Iterator[Refit]:
     """What would put together leaves that have no place, or that one model uses transposed."""
-    left = _Left(found, orders)
-    return [*_transposed(found, orders), *left.of_stacks(), *left]
+    yield from _transposed(found, orders)
+    laid_out: set[Context] = set()
+    for refit in (*_mis_shaped(found, orders), *_left_over(found, orders)):
+        laid_out.add(refit.context)
+        yield refit
+    for layer in (layer for stack in found.stacks for layer in stack.layers):
+        if layer.context in laid_out:
+            yield Refit((layer.linen,), (layer.nnx,), UNCHANGED, layer.evidence, layer.context)
 
 
 def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
@@ -98,228 +102,123 @@ def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
         yield Refit((scope,), (node,), Form(()), _reasons.TRANSPOSED)
 
 
-class _Left:
-    """The modules with leaves that have no place, and what they could be."""
+def _mis_shaped(found: Correspondence, orders: Orders) -> Iterator[Refit]:
+    """Modules of equal names with arrays of other shapes."""
+    places = dict.fromkeys(
+        (each.linen[1][:-1], each.nnx[:-1], each.context)
+        for each in found.mis_shaped
+        if _GIVEN not in each.rule
+    )
+    for path, own, context in places:
+        scope, node = found.linen.at(path), found.nnx.at(own)
+        if scope and node and (form := _form([scope], [node], context, orders)):
+            yield Refit((scope,), (node,), form, _reasons.EQUAL_NAMES_AND_SIZE, context)
 
-    def __init__(self, found: Correspondence, orders: Orders):
-        self._found = found
-        self._orders = orders
-        self._sizes: dict[NNXNode | LinenNode, int] = {}
-        pairs = [p for p in found.pairings if p.context == PLAIN]
-        self._linen_of = {(): (), **{p.nnx.path: p.linen.path for p in pairs}}
-        self._paired = {*self._linen_of.values()}
-        linen = {piece.linen for piece in found.pieces}
-        nnx = {piece.nnx for piece in found.pieces}
-        self._stacks = list(self._open_stacks(linen, nnx))
-        inside = {
-            id(each)
-            for stack, _ in self._stacks
-            for layer in stack.layers
-            for side in layer[:2]
-            for each in side.walk()
-        }
-        self._scopes = [
-            scope
-            for scope in _holders(found.linen)
-            if id(scope) not in inside
-            if not linen & _own(scope)
-        ]
-        self._nodes = [
-            node for node in _holders(found.nnx) if id(node) not in inside if not nnx & _own(node)
-        ]
 
-    def of_stacks(self) -> Iterator[Refit]:
-        """Stacks of only one side, with layers in another layout."""
-        for stack, evidence in self._stacks:
-            layers = stack.layers
-            scope, node, context = layers[0][:3]
-            place = Place(node, scope, context, Settled(), frozenset())
-            inside = [
-                # In layers of a weak order everything is weak.
-                refit._replace(evidence=evidence) if evidence.is_weak else refit
-                for refit in self._within([*_holders(scope)], [*_holders(node)], place)
-            ]
-            whole = [Refit((scope,), (node,), UNCHANGED, evidence, context)] if inside else []
-            # One rule with a star is for all items of a list.
-            for each in layers[:1] if stack.is_list else layers:
-                for refit in (*whole, *inside):
-                    linen = [each.linen.at(s.path[len(scope.path) :]) for s in refit.linen]
-                    nnx = [each.nnx.at(n.path[len(node.path) :]) for n in refit.nnx]
-                    if None not in (*linen, *nnx):
-                        yield refit._replace(
-                            linen=tuple(linen), nnx=tuple(nnx), context=each.context
-                        )
+def _left_over(found: Correspondence, orders: Orders) -> Iterator[Refit]:
+    """Modules of which no leaf has a place, in each pair of modules."""
+    root = Place(found.nnx, found.linen, PLAIN, Settled(), frozenset())
+    places = [
+        root,
+        *(Place(p.nnx, p.linen, p.context, root.settled, root.classes) for p in found.pairings),
+    ]
+    linked = {key for piece in found.pieces for key in (piece.linen, piece.nnx)}
+    linked |= {key for each in found.mis_shaped for key in (each.linen, each.nnx)}
+    scopes = _by_pair(found.linen, linked, {place.linen.path for place in places})
+    nodes = _by_pair(found.nnx, linked, {place.nnx.path for place in places})
+    for place in places:
+        if (own := nodes.get(place.nnx.path)) and (theirs := scopes.get(place.linen.path)):
+            yield from _within(theirs, own, place, orders)
 
-    def _open_stacks(self, linen: set[Any], nnx: set[Any]) -> Iterator[tuple[Stack, Evidence]]:
-        """The layers that only one side has stacked, and that can be one thing only."""
-        # Of single leaves their shapes alone told that they are the same.
-        guessed = [
-            pairing
-            for pairing in self._found.pairings
-            if pairing.context != PLAIN and pairing.proposal and pairing.proposal.is_weak
-        ]
-        own = nnx - {pairing.nnx.path for pairing in guessed if pairing.nnx.is_leaf}
-        theirs = linen - {key for p in guessed for key in p.linen.arrays}
-        nodes = [
-            node
-            for node in self._found.nnx.walk()
-            if node.path and not node.is_leaf
-            if not own & node.below.keys()
-        ]
-        scopes = [
-            scope
-            for scope in self._found.linen.walk()
-            if scope.path and scope.children
-            if not theirs & scope.below.keys()
-        ]
-        names = [(own, {*scopes} - {own[0]}) for own in numbered_scopes(scopes)]
-        found = stacks(
-            [node for node in nodes if len(node.list_items) > 1],
-            scopes,
-            dict.fromkeys(node.core for node in nodes),
-            [own for own, others in names if own[0].core not in others],
+
+def _by_pair(root: N, linked: Container[Any], paired: Container[Path]) -> dict[Path, list[N]]:
+    """The holders of leaves of which none is linked, by the innermost pair around them."""
+    found: dict[Path, list[N]] = {}
+    for node in _holders(root):
+        if not any(key in linked for leaf in node.weights.values() for key in leaf.arrays):
+            lengths = range(max(len(node.path) - 1, 0), -1, -1)
+            around = next(node.path[:n] for n in lengths if node.path[:n] in paired)
+            found.setdefault(around, []).append(node)
+    return found
+
+
+def _within(
+    scopes: list[LinenNode], nodes: list[NNXNode], place: Place, orders: Orders
+) -> Iterator[Refit]:
+    """What fits of the modules that lie in two modules that are the same."""
+    context = place.context
+    named = [
+        (node, scope)
+        for node, scope in pairs_by_name(place, nodes, scopes)
+        if _are_alike(node, scope) and _form([scope], [node], context, orders)
+    ]
+    if named and not orders.contradicts(named):
+        for node, scope in named:
+            if (form := _form([scope], [node], context, orders)) and form != UNCHANGED:
+                yield Refit((scope,), (node,), form, _reasons.NAMES_AND_SIZE, context)
+        taken = {id(each) for pair in named for each in pair}
+        nodes = [node for node in nodes if id(node) not in taken]
+        scopes = [scope for scope in scopes if id(scope) not in taken]
+    ranks = {scope: orders.rank(scope) for scope in scopes}
+    own_ranks = {node: orders.rank(node) for node in nodes}
+    if None in (*ranks.values(), *own_ranks.values()):
+        return
+    scopes = sorted(scopes, key=lambda scope: ranks[scope] or 0)
+    nodes = sorted(nodes, key=lambda node: own_ranks[node] or 0)
+    steps = _only_way(scopes, nodes, context, orders)
+    starts = [[0, *itertools.accumulate(step[n] for step in steps)] for n in (0, 1)]
+    parts = [
+        (scopes[i : i + a], nodes[j : j + b])
+        for i, j, (a, b) in zip(starts[0], starts[1], steps, strict=False)
+    ]
+    found = [(*own, form) for own in parts if (form := _form(*own, context, orders))]
+    if all(form == UNCHANGED for *_, form in found):
+        return
+    pairs = [(ours[0], theirs[0]) for theirs, ours in parts if len(ours) == len(theirs)]
+    told = dict(zip(pairs, orders.told(pairs), strict=True))
+    for theirs, ours, form in found:
+        evidence = _evidence(
+            theirs, ours, context, orders, is_told=told.get((ours[0], theirs[0]), True)
         )
-        fits = [each for stack in found for each in self._on_axis(stack)]
-        for stack, evidence in fits:
-            rivals = [each.nnx is stack.nnx or each.linen is stack.linen for each, _ in fits]
-            # What lies in a stack fits what lies in its layers.
-            around = [each.nnx.path for each, _ in fits if each.nnx.path != stack.nnx.path]
-            is_inner = any(stack.nnx.path[: len(path)] == path for path in around)
-            if sum(rivals) == 1 and not is_inner:
-                yield stack, evidence
+        yield Refit(tuple(theirs), tuple(ours), form, evidence, context)
 
-    def _on_axis(self, stack: Stack) -> Iterator[tuple[Stack, Evidence]]:
-        """A stack on the axis on which one side may have the layers of the other."""
-        if self._size(stack.nnx) != sum(map(self._size, stack.scopes)):
-            return
-        ours = [*map(_shape, _leaves_below(stack.nnx))]
-        theirs = [_shape(leaf) for scope in stack.scopes for leaf in _leaves_below(scope)]
-        if None in (*ours, *theirs):
-            return
-        own, total = theirs if stack.is_list else ours, len(stack.items)
-        rank = min((len(shape or ()) for shape in own), default=0)
-        axes = first_axes(rank, lambda axis: all((shape or ())[axis] == total for shape in own))
-        told = {axis for axis, _ in self._orders.axes(stack.nnx, stack.linen)} & {*axes}
-        if len(told) != 1 and len(axes) != 1:
-            return
-        stack = stack._replace(axis=told.pop() if len(told) == 1 else axes[0])
-        if stack.is_list:
-            if not self._orders.runs_backwards(stack.linen):
-                yield stack, _reasons.LIST_OF_STACK
-            return
-        numbers = self._orders.layer_numbers(stack)
-        if numbers is not None:
-            yield stack.numbered(numbers), _reasons.LAYERS_OF_STACK
-        elif counts_constructions(stack.scopes):
-            yield stack, _reasons.LAYERS_OF_STACK & _reasons.CONSTRUCTIONS
-        else:
-            yield stack, _reasons.LAYERS_OF_STACK
 
-    def _size(self, item: NNXNode | LinenNode) -> int:
-        """How many elements the weights below a module or a scope have."""
-        if item not in self._sizes:
-            shapes = map(_shape, _leaves_below(item))
-            self._sizes[item] = sum(math.prod(shape or ()) for shape in shapes)
-        return self._sizes[item]
+def _only_way(
+    scopes: list[LinenNode], nodes: list[NNXNode], context: Context, orders: Orders
+) -> list[Counts]:
+    """How many scopes and nodes go together at a time, in order, if there is one way only."""
 
-    def __iter__(self) -> Iterator[Refit]:
-        mis_shaped = dict.fromkeys(
-            (found.linen[1][:-1], found.nnx[:-1])
-            for found in self._found.mis_shaped
-            if _GIVEN not in found.rule
-        )
-        for path, own in mis_shaped:
-            scope, node = self._found.linen.at(path), self._found.nnx.at(own)
-            if scope and node and (form := _form([scope], [node], PLAIN, self._orders)):
-                yield Refit((scope,), (node,), form, _reasons.EQUAL_NAMES_AND_SIZE)
-        scopes: dict[Path, list[LinenNode]] = {}
-        nodes: dict[Path, list[NNXNode]] = {}
-        for scope in self._scopes:
-            if all(scope.path != path for path, _ in mis_shaped):
-                scopes.setdefault(_around(scope.path, self._paired), []).append(scope)
-        for node in self._nodes:
-            if all(node.path != path for _, path in mis_shaped):
-                around = self._linen_of[_around(node.path, self._linen_of)]
-                nodes.setdefault(around, []).append(node)
-        place = Place(self._found.nnx, self._found.linen, PLAIN, Settled(), frozenset())
-        for around in [path for path in scopes if path in nodes]:
-            yield from self._within(scopes[around], nodes[around], place)
+    @functools.cache
+    def ways(i: int, j: int) -> list[list[Counts]]:
+        if i == len(scopes) and j == len(nodes):
+            return [[]]
+        found: list[list[Counts]] = []
+        for a, b in _STEPS:
+            fits = i + a <= len(scopes) and j + b <= len(nodes)
+            if fits and _form(scopes[i : i + a], nodes[j : j + b], context, orders):
+                found += [[(a, b), *rest] for rest in ways(i + a, j + b)]
+        return found[:2]
 
-    def _within(
-        self, scopes: list[LinenNode], nodes: list[NNXNode], place: Place
-    ) -> Iterator[Refit]:
-        """What fits of the modules that lie in two modules that are the same."""
-        context = place.context
-        named = [
-            (node, scope)
-            for node, scope in pairs_by_name(place, nodes, scopes)
-            if _are_alike(node, scope) and _form([scope], [node], context, self._orders)
-        ]
-        if named and not self._orders.contradicts(named):
-            for node, scope in named:
-                if (form := _form([scope], [node], context, self._orders)) and form != UNCHANGED:
-                    yield Refit((scope,), (node,), form, _reasons.NAMES_AND_SIZE, context)
-            taken = {id(each) for pair in named for each in pair}
-            nodes = [node for node in nodes if id(node) not in taken]
-            scopes = [scope for scope in scopes if id(scope) not in taken]
-        ranks = {scope: self._orders.rank(scope) for scope in scopes}
-        own_ranks = {node: self._orders.rank(node) for node in nodes}
-        if None in (*ranks.values(), *own_ranks.values()):
-            return
-        scopes = sorted(scopes, key=lambda scope: ranks[scope] or 0)
-        nodes = sorted(nodes, key=lambda node: own_ranks[node] or 0)
-        steps = self._only_way(scopes, nodes, context)
-        starts = [[0, *itertools.accumulate(step[n] for step in steps)] for n in (0, 1)]
-        parts = [
-            (scopes[i : i + a], nodes[j : j + b])
-            for i, j, (a, b) in zip(starts[0], starts[1], steps, strict=False)
-        ]
-        found = [(*own, form) for own in parts if (form := _form(*own, context, self._orders))]
-        if all(form == UNCHANGED for *_, form in found):
-            return
-        pairs = [(ours[0], theirs[0]) for theirs, ours in parts if len(ours) == len(theirs)]
-        told = dict(zip(pairs, self._orders.told(pairs), strict=True))
-        for theirs, ours, form in found:
-            evidence = self._evidence(
-                theirs, ours, context, is_told=told.get((ours[0], theirs[0]), True)
-            )
-            yield Refit(tuple(theirs), tuple(ours), form, evidence, context)
+    found = ways(0, 0) if len(scopes) + len(nodes) < 400 else []
+    return found[0] if len(found) == 1 else []
 
-    def _only_way(
-        self, scopes: list[LinenNode], nodes: list[NNXNode], context: Context
-    ) -> list[Counts]:
-        """How many scopes and nodes go together at a time, in order, if there is one way only."""
 
-        @functools.cache
-        def ways(i: int, j: int) -> list[list[Counts]]:
-            if i == len(scopes) and j == len(nodes):
-                return [[]]
-            found: list[list[Counts]] = []
-            for a, b in _STEPS:
-                fits = i + a <= len(scopes) and j + b <= len(nodes)
-                if fits and _form(scopes[i : i + a], nodes[j : j + b], context, self._orders):
-                    found += [[(a, b), *rest] for rest in ways(i + a, j + b)]
-            return found[:2]
-
-        found = ways(0, 0) if len(scopes) + len(nodes) < 400 else []
-        return found[0] if len(found) == 1 else []
-
-    def _evidence(
-        self,
-        scopes: Sequence[LinenNode],
-        nodes: Sequence[NNXNode],
-        context: Context,
-        *,
-        is_told: bool,
-    ) -> Evidence:
-        any_order = _reasons.ANY_ORDER
-        if len(scopes) == len(nodes) == 1:
-            is_told = is_told or _are_alike(nodes[0], scopes[0])
-            return _reasons.CALLS_AND_SIZE if is_told else _reasons.CALLS_AND_SIZE & any_order
-        if _times(scopes, nodes, context, self._orders) != [1]:
-            return _reasons.CALLS_AND_SIZES & _reasons.IN_BLOCKS
-        parts = [each.name for each in (nodes if len(nodes) > 1 else scopes)]
-        return _reasons.CALLS_AND_SIZES & (_reasons.USUAL_ORDER if _are_usual(parts) else any_order)
+def _evidence(
+    scopes: Sequence[LinenNode],
+    nodes: Sequence[NNXNode],
+    context: Context,
+    orders: Orders,
+    *,
+    is_told: bool,
+) -> Evidence:
+    any_order = _reasons.ANY_ORDER
+    if len(scopes) == len(nodes) == 1:
+        is_told = is_told or _are_alike(nodes[0], scopes[0])
+        return _reasons.CALLS_AND_SIZE if is_told else _reasons.CALLS_AND_SIZE & any_order
+    if _times(scopes, nodes, context, orders) != [1]:
+        return _reasons.CALLS_AND_SIZES & _reasons.IN_BLOCKS
+    parts = [each.name for each in (nodes if len(nodes) > 1 else scopes)]
+    return _reasons.CALLS_AND_SIZES & (_reasons.USUAL_ORDER if _are_usual(parts) else any_order)
 
 
 def _form(
@@ -377,12 +276,6 @@ _STEPS: list[Counts] = [
 ]
 
 
-def _around(path: Path, paired: Container[Path]) -> Path:
-    """The innermost path around another one that is paired; the root is."""
-    lengths = range(max(len(path) - 1, 0), -1, -1)
-    return next(path[:n] for n in lengths if path[:n] in paired)
-
-
 def _holders(root: Any) -> Iterator[Any]:
     """The nodes with leaves of their own, below a root or itself its leaves."""
     for node in root.walk():
@@ -390,16 +283,6 @@ def _holders(root: Any) -> Iterator[Any]:
         if "" not in leaves and leaves:
             # No rule can name the model itself.
             yield from [node] if node.path else leaves.values()
-
-
-def _leaves_below(root: Any) -> Iterator[Any]:
-    """The weights below a module or a scope."""
-    return (leaf for holder in _holders(root) for leaf in holder.weights.values())
-
-
-def _own(node: Any) -> set[Any]:
-    """What the weights directly below a module or a scope are known by."""
-    return {key for leaf in node.weights.values() for key in leaf.arrays}
 
 
 def _shape(leaf: NNXNode | LinenNode) -> LeafShape:

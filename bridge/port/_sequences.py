@@ -11,16 +11,13 @@ from bridge._rules.numbers import sequence
 from ._trees import LinenNode, NNXNode
 
 
-def numbered_pairs(
-    candidates: dict[NNXNode, list[LinenNode]], *, automatic: bool = False
-) -> list[tuple[NNXNode, LinenNode]]:
+def numbered_pairs(candidates: dict[NNXNode, list[LinenNode]]) -> list[tuple[NNXNode, LinenNode]]:
     """The pairs of modules that could be exchanged, but for the numbers in their names.
 
     On each side there is one sequence, such as `layer_0 ... layer_49` and `layers.0 ... layers.49`;
     all of one fit all of the other and nothing else; and the numbers go up by the same steps. The
     number of an automatic name such as `Dense_1` counts constructions, and `Block()(Block()(x))`
-    constructs the second block first: such numbers settle nothing. With `automatic`, they count all
-    the same.
+    constructs the second block first: such numbers settle nothing.
     """
     found: list[tuple[NNXNode, LinenNode]] = []
     for nodes, scopes in groups(candidates):
@@ -30,7 +27,7 @@ def numbered_pairs(
         theirs = sequence([scope.text for scope in scopes])
         if ours is None or theirs is None or _steps(ours) != _steps(theirs):
             continue
-        if counts_constructions(scopes) and not automatic:
+        if counts_constructions(scopes):
             continue
         one = sorted(zip(ours, nodes, strict=True), key=_number)
         other = sorted(zip(theirs, scopes, strict=True), key=_number)

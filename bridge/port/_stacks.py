@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from bridge._conversion.arrays import shape_of
 from bridge._rules.numbers import families, sequence
 
 from ._correspondence import PLAIN, Context, Pairing, Stack
 from ._sequences import counts_constructions
-from ._structure import Place, matches, shapes, signature
-from ._trees import LinenNode, NNXNode
+from ._structure import Place, matches, shapes, signature, size, told_apart
+from ._trees import LinenNode, N, NNXNode
 
 
 def stack_of_list(node: NNXNode, scope: LinenNode, context: Context = PLAIN) -> Stack:
@@ -38,25 +37,29 @@ def stacks(
     # A scope with nothing but another one in it is the same stack.
     cores = list(dict.fromkeys(scope.core for scope in scopes))
     yield from (stack_of_list(node, scope) for node in lists for scope in cores)
-    nodes = list(nodes)
+    nodes, numbered = list(nodes), {own[0].core: own for own in numbered}.values()
     yield from (stack_of_scopes(node, own) for own in numbered for node in nodes)
 
 
-def open_stacks(place: Place, *, automatic: bool = False) -> list[Stack]:
+def open_stacks(place: Place, *, automatic: bool = False, by_size: bool = False) -> list[Stack]:
     """The stacks below two nodes that still need a counterpart, whatever they are called.
 
-    With `automatic`, also layers with the numbers of automatic names.
+    With `automatic`, also layers with the numbers of automatic names. With `by_size`, layers with
+    arrays of another layout.
     """
     if place.context != PLAIN:
         return []
-    scopes = place.open_below(place.linen, deep=False)
+    scopes = place.open_below(place.linen, deep=by_size)
     found = stacks(
         filter(_is_uniform, _open_lists(place.nnx, place)),
         place.open_below(place.linen, deep=True),
-        place.open_below(place.nnx, deep=False),
+        dict.fromkeys(
+            node.core if by_size else node for node in place.open_below(place.nnx, deep=by_size)
+        ),
         [own for own in numbered_scopes(scopes) if automatic or not counts_constructions(own)],
     )
-    return [each for each in found if may_fit(each, place.classes)]
+    fitting = (fitted(each, place.classes, by_size=by_size) for each in found)
+    return [each for each in fitting if each.fitting]
 
 
 def only_stacks(place: Place) -> list[Stack]:
@@ -68,18 +71,12 @@ def only_stacks(place: Place) -> list[Stack]:
 
 
 def leaf_stacks(place: Place) -> list[Stack]:
-    """The open leaves that one side has stacked, and the other one by one, by shape.
-
-    There is one stack for each axis that fits.
-    """
+    """The open leaves that one side has stacked, and the other one by one, by shape."""
     if place.context != PLAIN:
         return []
-    is_free = place.settled.is_free
-    scopes = [each for each in place.linen.walk() if each.leaves and is_free(each, PLAIN)]
+    scopes = [each for each in _free(place.linen, place) if each.leaves]
     leaves = {
-        each: None
-        for each in place.nnx.walk()
-        if each.is_variable and not each.is_adapter and is_free(each, PLAIN)
+        each: None for each in _free(place.nnx, place) if each.is_variable and not each.is_adapter
     }
     found: list[Stack] = []
     for node in place.nnx.walk():
@@ -91,16 +88,16 @@ def leaf_stacks(place: Place) -> list[Stack]:
                 found += [Stack(leaf, scope, same, len(node.path)) for scope in scopes]
     numbered = [own for own in numbered_scopes(scopes) if not counts_constructions(own)]
     found += stacks([], [], leaves, numbered)
-    return [each for stack in found for each in _fitting(stack)]
+    fitting = (fitted(each, place.classes) for each in found)
+    return [each for each in fitting if each.fitting and not told_apart(each.nnx, each.linen)]
 
 
-def _fitting(stack: Stack) -> Iterator[Stack]:
-    """A stack of leaves on each axis on which all of its shapes fit."""
-    values = [*stack.linen.arrays.values(), stack.nnx.value]
-    for axis in range(max(len(shape_of(value) or ()) for value in values)):
-        on_axis = stack._replace(axis=axis)
-        if all(shapes(e.nnx, e.context) == shapes(e.linen, e.context) for e in on_axis.layers):
-            yield on_axis
+def _free(node: N, place: Place) -> Iterator[N]:
+    """A node and all below it, without what is in a pair."""
+    yield node
+    for child in node.children.values():
+        if place.settled.is_free(child, PLAIN):
+            yield from _free(child, place)
 
 
 def numbered_scopes(scopes: Iterable[LinenNode]) -> Iterator[list[LinenNode]]:
@@ -114,13 +111,19 @@ def numbered_scopes(scopes: Iterable[LinenNode]) -> Iterator[list[LinenNode]]:
             yield [by_text[text] for text in own]
 
 
-def may_fit(stack: Stack, classes: frozenset[str]) -> list[int]:
-    """The axes on which the shapes of all leaves say that they may be stacked."""
+def fitted(stack: Stack, classes: frozenset[str], *, by_size: bool = False) -> Stack:
+    """A stack with the axes on which the structure of a layer fits, or with `by_size` its size."""
 
     def fits(layer: Pairing) -> bool:
-        return any(matches([layer.nnx], [layer.linen], layer.context, classes).values())
+        context = layer.context
+        if layer.nnx.is_leaf:
+            return shapes(layer.nnx, context) == shapes(layer.linen, context)
+        if by_size:
+            ours = size(layer.nnx, context)
+            return bool(ours) and ours == size(layer.linen, context)
+        return any(matches([layer.nnx], [layer.linen], context, classes).values())
 
-    return stack.axes(fits)
+    return stack._replace(fitting=stack.axes(fits))
 
 
 def _is_uniform(node: NNXNode) -> bool:
@@ -142,6 +145,6 @@ def _open_lists(node: NNXNode, place: Place) -> Iterator[NNXNode]:
             yield from _open_lists(child, place)
 
 
-def either(axes: list[int]) -> str:
+def either(axes: Sequence[int]) -> str:
     """Several axes for a message."""
     return " and ".join(map(str, axes)) + (" both" if len(axes) == 2 else " all")

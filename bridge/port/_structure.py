@@ -8,6 +8,7 @@ them fits no other.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
-from bridge._layers.table import is_linen_layer, layer_of_nnx
+from bridge._layers.table import LEAF_NAMES, is_linen_layer, layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._rules.numbers import numbered
 from bridge._rules.pieces import without_axis
@@ -122,6 +123,12 @@ def shapes(node: AnyNode, context: Context) -> Counter[tuple[str, Any]]:
     return Counter((collection, shape) for _, collection, _, shape in weights(node, context))
 
 
+def size(node: AnyNode, context: Context) -> int | None:
+    """How many elements the leaves at and below a node have; None if one is no such layer."""
+    own = [shape for *_, shape in weights(node, context)]
+    return None if (-1,) in own or None in own else sum(map(math.prod, own))
+
+
 def matches(
     wanted: Sequence[NNXNode],
     found: Sequence[LinenNode],
@@ -164,6 +171,11 @@ def only_pairs(
         for node, scopes in candidates.items()
         if len(scopes) == 1 and wanted_by[scopes[0]] == 1
     ]
+
+
+def told_apart(node: NNXNode, scope: LinenNode) -> bool:
+    """Whether two leaves have different names of leaves of Flax's layers, as scale and bias."""
+    return node.name != scope.name and {node.name, scope.name} <= LEAF_NAMES
 
 
 def has_open_leaf(node: AnyNode, settled: Settled, context: Context) -> bool:

@@ -158,8 +158,10 @@ class NativeMixture(nnx.Module):
 @pytest.mark.parametrize("traces", [False, True])
 def test_stacked_parameters_are_the_layers_of_a_list_under_other_names(traces):
     found = suggested(Mixture(), NativeMixture(Affine), traces=traces)
-    assert found.rules == {"experts/w": "mlps.*.matrix", "experts/b": "mlps.*.shift"}
-    assert all(each.is_weak for each in found.proposals)
+    stack, leaves = found.proposals
+    assert stack.rules == {"experts": "mlps.*"}
+    assert leaves.rules == {"experts/w": "mlps.*.matrix", "experts/b": "mlps.*.shift"}
+    assert (stack.is_weak, leaves.is_weak) == (False, True)
     linear = NativeMixture(lambda: nnx.Linear(4, 5, rngs=nnx.Rngs(0)))
     suggested(Mixture(is_nested=True), linear, traces=traces)
 
