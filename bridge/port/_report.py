@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -25,8 +24,6 @@ _FEW, _ENOUGH = 40, 4
 _MOST_LINES, _MOST_PROBLEMS = 150, 60
 _WHOLE = "print(plan.text(whole=True)) shows all"
 _COLUMNS = ("", "source", "target", "shape", "by")
-# The width that rich adds between and around five columns.
-_BETWEEN = 4 * 3 + 2
 _ORDER = ("rule", "ambiguous", "unsupported", "mis-shaped", "missing", "unexpected", "lossy")
 
 
@@ -40,12 +37,11 @@ def table(
     """
     ordered = sorted(entries, key=_rank)
     rows = [_row(entry) for entry in (ordered if whole else folded_entries(ordered))]
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, width in zip(_COLUMNS, _widths(rows), strict=True):
-        shown.add_column(name, width=width, overflow="fold")
-    for kind, source, target, *rest in rows:
-        widths = [column.width or 0 for column in shown.columns[1:3]]
-        shown.add_row(kind, _folded(source, widths[0]), _folded(target, widths[1]), *rest)
+    shown = Table(*_COLUMNS, box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in shown.columns:
+        column.overflow = "fold"
+    for row in rows:
+        shown.add_row(*row)
     body = _text(shown).split("\n")
     if not whole and len(body) > _MOST_LINES:
         left_out = len(body) - _MOST_LINES
@@ -126,41 +122,6 @@ def _row(entry: Entry) -> list[str]:
     how = "; ".join(text for text in (entry.rule, entry.note) if text)
     source, target = _braced(entry.source, "/"), _braced(entry.target, ".")
     return [entry.kind, source, target, _shapes(entry), how]
-
-
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The columns' widths: the paths get what they need, the rest is wrapped into what is left."""
-    needed = [
-        max([len(name), *(len(line) for row in rows for line in row[column].split("\n"))])
-        for column, name in enumerate(_COLUMNS)
-    ]
-    kind, source, target, shape, how = needed
-    how, shape = min(how, 30), min(shape, 24)
-    left = _WIDTH - kind - shape - how - _BETWEEN
-    if source + target > left:
-        source = max(min(source, left - min(target, left // 2)), left // 3)
-        target = left - source
-    return [
-        kind,
-        source,
-        target,
-        shape,
-        min(needed[4], _WIDTH - kind - source - target - shape - _BETWEEN),
-    ]
-
-
-def _folded(text: str, width: int) -> str:
-    """Text broken behind the separators of its paths, where it is too long."""
-    lines: list[str] = []
-    for line in text.split("\n"):
-        start = ""
-        for part in re.findall(r"[^/.,]+[/.,]*|[/.,]+", line):
-            if len(start + part) > width and start.strip():
-                lines.append(start)
-                start = "  "
-            start += part
-        lines.append(start)
-    return "\n".join(lines)
 
 
 def _braced(paths: Sequence[str], separator: str) -> str:
