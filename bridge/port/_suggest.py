@@ -26,7 +26,6 @@ from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._trees import LinenNode, linen_nodes, nnx_nodes
 from ._uses import unknown
 
-_SHOWN = 120
 # A pair of paths as rules write them, and what speaks for it.
 _Found: TypeAlias = tuple[tuple[str, str], Evidence]
 
@@ -78,10 +77,7 @@ class Suggestions:
         lines = ["rules = {"]
         for heading, rules in self._sections():
             lines += textwrap.wrap(heading, 96, initial_indent="    # ", subsequent_indent="    # ")
-            pairs = [f"    {python_text(a)}: {python_text(b)}," for a, b in rules.items()]
-            lines += pairs[:_SHOWN]
-            if len(pairs) > _SHOWN:
-                lines.append(f"    # ... {len(pairs) - _SHOWN} more; to_toml() has all of them")
+            lines += [f"    {python_text(a)}: {python_text(b)}," for a, b in rules.items()]
         lines.append("}")
         state = "clean" if self.plan.ok else "not clean"
         lines.append(f"# with these rules the plan is {state}: {self.plan.summary}")
