@@ -151,8 +151,8 @@ class Stack(NamedTuple):
         """The axes on which the first layer fits, counted from the front; from behind if none."""
         values = [*self.layer(0).nnx.below.values(), *self.layer(0).linen.below.values()]
         rank = max((len(shape_of(value) or ()) for value in values), default=0)
-        layers = [self._replace(axis=axis).layer(0) for axis in range(-rank, rank)]
-        return first_axes(rank, lambda axis: fits(layers[axis + rank]))
+        axes = [axis for axis in range(-rank, rank) if fits(self._replace(axis=axis).layer(0))]
+        return [axis for axis in axes if axis >= 0] or axes[::-1]
 
     def numbered(self, numbers: Sequence[int]) -> Stack:
         """The layers by their numbers."""
@@ -169,12 +169,6 @@ class Stack(NamedTuple):
         else:
             scope, context = item, context._replace(nnx=layer)
         return Pairing(scope.core, node.core, context, self.how, self.proposal)
-
-
-def first_axes(rank: int, fits: Callable[[int], bool]) -> list[int]:
-    """The axes that fit, counted from the front; from behind if none does."""
-    found = [axis for axis in range(rank) if fits(axis)]
-    return found or [axis for axis in range(-1, -rank, -1) if fits(axis)]
 
 
 class Ambiguous(NamedTuple):

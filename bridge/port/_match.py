@@ -25,10 +25,10 @@ from ._reasons import Evidence
 from ._rules import Pair, pairs_of
 from ._sequences import numbered_pairs
 from ._stacks import (
+    by_nodes,
     either,
     fitted,
     leaf_stacks,
-    only_stacks,
     open_stacks,
     stack_of_list,
     stack_of_scopes,
@@ -38,7 +38,6 @@ from ._structure import (
     has_open_leaf,
     only_pairs,
     own_classes,
-    told_by_number,
 )
 from ._trees import InCollection, LinenNode, NNXNode
 
@@ -82,7 +81,6 @@ class Matcher:
         self._root = root
         self._settled = found.settled
         self._proposer = proposer
-        self._numbered: dict[tuple[int, Context], frozenset[str]] = {}
 
     @functools.cached_property
     def _classes(self) -> frozenset[str]:
@@ -138,12 +136,12 @@ class Matcher:
     def _by_calls(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs what a chain of calls or the structure of all tells, whatever names say."""
         cores = {scope.core for scope in place.linen.children.values()}
-        stacks = {
-            (each.nnx, each.linen): each
+        stacks = by_nodes(
+            each
             for each in open_stacks(place, automatic=True)
             if each.nnx.path[:-1] == place.nnx.path
             and {scope.core for scope in each.scopes} <= cores
-        }
+        )
         for node, scope in proposer.certain(_by_node(stacks)):
             self._stacked(stacks[node, scope]._replace(proposal=_reasons.CALLS))
         candidates = place.candidates(deep=False)
@@ -204,10 +202,7 @@ class Matcher:
         if around is None or not parent.is_open:
             return how
         self._found.pairings.append(Pairing(scope, node, context, "by name"))
-        key = id(around), context
-        if key not in self._numbered:
-            self._numbered[key] = told_by_number(around, context)
-        return "by number" if str(scope.path[-1]) in self._numbered[key] else how
+        return "by number" if scope.name in around.numbered_names else how
 
     def _container(
         self, node: NNXNode, scope: LinenNode, name: str, context: Context, how: str
@@ -300,29 +295,23 @@ class Matcher:
         pairs, how = only_pairs(candidates), "by structure"
         if not pairs:
             pairs, how = numbered_pairs(candidates), "by number"
-        if not pairs:
-            return self._settle_stack(place)
         # The norms first: with a norm goes the layer beside it.
         pairs.sort(key=lambda pair: not pair[0].is_norm)
         for module, other in pairs:
             self._pair_by(Pairing(other, module, place.context, how))
-        return True
-
-    def _settle_stack(self, place: Place) -> bool:
-        """Pairs a list with a scope of stacked leaves, or the reverse, if it can be no other."""
-        stacks = only_stacks(place)
-        for stack in stacks:
-            self._stacked(stack)
-        # A stack that fits no axis stays open; do not try it again.
-        return any(not self._settled.is_free(stack.nnx, PLAIN) for stack in stacks)
+        stacks = {} if pairs else by_nodes(open_stacks(place))
+        for pair in only_pairs(_by_node(stacks)):
+            self._stacked(stacks[pair])
+            pairs.append(pair)
+        return bool(pairs)
 
     def _propose(self, place: Place, proposer: ByEvidence) -> None:
         def stacks(found: list[Stack], only: Evidence) -> None:
-            by_nodes = {(each.nnx, each.linen): each for each in found}
-            for node, scope, evidence in proposer.stacks(place, _by_node(by_nodes), only):
+            possible = by_nodes(found)
+            for node, scope, evidence in proposer.stacks(place, _by_node(possible), only):
                 free = all(place.settled.is_free(each, PLAIN) for each in (node, scope))
-                if free and (node, scope) in by_nodes:
-                    self._stacked(by_nodes[node, scope]._replace(proposal=evidence))
+                if free and (node, scope) in possible:
+                    self._stacked(possible[node, scope]._replace(proposal=evidence))
 
         stacks(open_stacks(place, automatic=True), _reasons.ONLY)
         ways = (

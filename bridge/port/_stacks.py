@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from bridge._rules.numbers import families, sequence
@@ -23,24 +22,6 @@ def stack_of_scopes(node: NNXNode, scopes: Sequence[LinenNode], context: Context
     return Stack(node, scopes[0], tuple(scopes), len(node.path) - 1, context=context)
 
 
-def stacks(
-    lists: Iterable[NNXNode],
-    scopes: Iterable[LinenNode],
-    nodes: Iterable[NNXNode],
-    numbered: Iterable[Sequence[LinenNode]],
-) -> Iterator[Stack]:
-    """What may be a stack, by names alone.
-
-    Items of `lists` may be stacked in `scopes`, and the layers of a stacked module of `nodes` may
-    be the scopes of a sequence in `numbered`.
-    """
-    # A scope with nothing but another one in it is the same stack.
-    cores = list(dict.fromkeys(scope.core for scope in scopes))
-    yield from (stack_of_list(node, scope) for node in lists for scope in cores)
-    nodes, numbered = list(nodes), {own[0].core: own for own in numbered}.values()
-    yield from (stack_of_scopes(node, own) for own in numbered for node in nodes)
-
-
 def open_stacks(place: Place, *, automatic: bool = False, by_size: bool = False) -> list[Stack]:
     """The stacks below two nodes that still need a counterpart, whatever they are called.
 
@@ -49,25 +30,25 @@ def open_stacks(place: Place, *, automatic: bool = False, by_size: bool = False)
     """
     if place.context != PLAIN:
         return []
-    scopes = place.open_below(place.linen, deep=by_size)
-    found = stacks(
-        filter(_is_uniform, _open_lists(place.nnx, place)),
-        place.open_below(place.linen, deep=True),
-        dict.fromkeys(
-            node.core if by_size else node for node in place.open_below(place.nnx, deep=by_size)
-        ),
-        [own for own in numbered_scopes(scopes) if automatic or not counts_constructions(own)],
-    )
+    lists = [node for node in _open_lists(place.nnx, place) if _is_uniform(node)]
+    # A scope with nothing but another one in it is the same stack.
+    cores = dict.fromkeys(scope.core for scope in place.open_below(place.linen, deep=True))
+    nodes = [*place.open_below(place.nnx, deep=by_size)]
+    nodes = dict.fromkeys(node.core for node in nodes) if by_size else nodes
+    numbered = [
+        own
+        for own in numbered_scopes(place.open_below(place.linen, deep=by_size))
+        if automatic or not counts_constructions(own)
+    ]
+    found = [stack_of_list(node, scope) for node in lists for scope in cores]
+    found += [stack_of_scopes(node, own) for own in numbered for node in nodes]
     fitting = (fitted(each, place.classes, by_size=by_size) for each in found)
     return [each for each in fitting if each.fitting]
 
 
-def only_stacks(place: Place) -> list[Stack]:
-    """The open stacks that can be one thing only."""
-    found = open_stacks(place)
-    ours = Counter(id(stack.nnx) for stack in found)
-    theirs = Counter(id(stack.linen) for stack in found)
-    return [each for each in found if ours[id(each.nnx)] == theirs[id(each.linen)] == 1]
+def by_nodes(stacks: Iterable[Stack]) -> dict[tuple[NNXNode, LinenNode], Stack]:
+    """Stacks by what they pair."""
+    return {(each.nnx, each.linen): each for each in stacks}
 
 
 def leaf_stacks(place: Place) -> list[Stack]:
@@ -87,7 +68,7 @@ def leaf_stacks(place: Place) -> list[Stack]:
             if len(same) == len(items):
                 found += [Stack(leaf, scope, same, len(node.path)) for scope in scopes]
     numbered = [own for own in numbered_scopes(scopes) if not counts_constructions(own)]
-    found += stacks([], [], leaves, numbered)
+    found += [stack_of_scopes(leaf, own) for own in numbered for leaf in leaves]
     fitting = (fitted(each, place.classes) for each in found)
     return [each for each in fitting if each.fitting and not told_apart(each.nnx, each.linen)]
 
@@ -103,12 +84,14 @@ def _free(node: N, place: Place) -> Iterator[N]:
 def numbered_scopes(scopes: Iterable[LinenNode]) -> Iterator[list[LinenNode]]:
     """Scopes with names that count up; they may be the layers of a stack in that order."""
     by_text = {scope.text: scope for scope in scopes}
+    cores: dict[LinenNode, list[LinenNode]] = {}
     for own in families(by_text).values():
         numbers = sequence(own)
-        if len(own) > 1 and numbers == [
-            *range(min(numbers or [0]), len(own) + min(numbers or [0]))
-        ]:
-            yield [by_text[text] for text in own]
+        first = min(numbers or [0])
+        if len(own) > 1 and numbers == [*range(first, first + len(own))]:
+            found = [by_text[text] for text in own]
+            cores.setdefault(found[0].core, found)
+    yield from cores.values()
 
 
 def fitted(stack: Stack, classes: frozenset[str], *, by_size: bool = False) -> Stack:

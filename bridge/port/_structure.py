@@ -18,30 +18,16 @@ from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 from bridge._layers.table import LEAF_NAMES, is_linen_layer, layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._rules.numbers import numbered
 from bridge._rules.pieces import without_axis
 
 from ._correspondence import Context, Settled
 from ._trees import CACHE, AnyNode, InCollection, LinenNode, N, NNXNode
 
+# Of a leaf as Linen has it: the layer, the collection, the name in the layer, and the shape without
+# the axis of stacked layers.
+Row: TypeAlias = tuple[Path, str, str, Any]
 Signature: TypeAlias = Counter[frozenset[tuple[str, str, Any]]]
 _AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
-
-
-class Row(NamedTuple):
-    """A leaf as Linen has it.
-
-    Attributes:
-      group: the layer that it belongs to.
-      collection: its collection.
-      name: its name in the layer.
-      shape: its shape, without the axis of stacked layers.
-    """
-
-    group: Path
-    collection: str
-    name: str
-    shape: Any
 
 
 class Place(NamedTuple):
@@ -87,10 +73,10 @@ class Place(NamedTuple):
 
 
 def weights(node: AnyNode, context: Context) -> Iterator[Row]:
-    """The table of the leaves at and below a node of either side, in Linen's layout."""
+    """The leaves at and below a node of either side, in Linen's layout."""
     if isinstance(node, NNXNode):
         if node.is_leaf:
-            yield Row(node.path[:-1], _collection(node), node.name, _shape(node, context))
+            yield node.path[:-1], _collection(node), node.name, _shape(node, context)
         else:
             yield from _in_linen_layout(node, context)
     else:
@@ -101,7 +87,7 @@ def weights(node: AnyNode, context: Context) -> Iterator[Row]:
                     # A norm's `Dense_0/kernel/u`: the layer's name differs between the sides.
                     name = str(each.path[-1]) if each.path else ""
                     name = name[name.find("/") :] if "/" in name else name
-                    yield Row(each.path[:-1], collection, name, shape)
+                    yield each.path[:-1], collection, name, shape
 
 
 def signature(node: N, context: Context, *, whole: bool = False) -> Signature:
@@ -112,7 +98,7 @@ def signature(node: N, context: Context, *, whole: bool = False) -> Signature:
     node = node.core
     groups: dict[Path, set[tuple[str, str, Any]]] = {}
     for row in weights(node, context):
-        groups.setdefault(row.group, set()).add(row[1:])
+        groups.setdefault(row[0], set()).add(row[1:])
     if node.is_norm and not whole:
         groups = {node.path: groups.get(node.path, set())}
     return Counter(map(frozenset, groups.values()))
@@ -192,7 +178,7 @@ def _in_linen_layout(
             # In some versions of Flax a scale is a bare array in NNX.
             collection = (leaf.is_variable and leaf.collection) or "params"
             text = "/".join(["", *map(str, path), name])
-            yield Row(node.path, collection, text, _shape(leaf, context))
+            yield node.path, collection, text, _shape(leaf, context)
         yield from _in_linen_layout(node.children["layer_instance"], context)
         return
     last: Any = None
@@ -204,10 +190,10 @@ def _in_linen_layout(
                 shape = (*shape[:-1], shape[-1] // len(parts))
             last = shape[-1:]
             for part in parts:
-                yield Row((*node.path, *part[:-1]), _collection(leaf), part[-1], shape)
+                yield (*node.path, *part[:-1]), _collection(leaf), part[-1], shape
     for path in layer.zero if layer is not None else ():
         *group, name = path.split("/")
-        yield Row((*node.path, *group), "params", name, last)
+        yield (*node.path, *group), "params", name, last
     own = {*node.weights.values()} - taken
     for key, child in node.children.items():
         if not child.is_leaf:
@@ -216,10 +202,10 @@ def _in_linen_layout(
             group, name = node.path, str(key)
             if isinstance(key, InCollection):
                 group, name = node.path[:-1], node.name
-            yield Row(group, child.collection or "", name, _shape(child, context))
+            yield group, child.collection or "", name, _shape(child, context)
         elif not node.is_linen and child in own:
             name = layer.linen_of_name.get(str(key)) if layer is not None else None
-            yield Row(node.path, _collection(child), name or str(key), _shape(child, context))
+            yield node.path, _collection(child), name or str(key), _shape(child, context)
 
 
 def _collection(leaf: NNXNode) -> str:
@@ -228,17 +214,6 @@ def _collection(leaf: NNXNode) -> str:
 
 def _shape(leaf: NNXNode, context: Context) -> Any:
     return without_axis(shape_of(leaf.value), context.nnx)
-
-
-def told_by_number(scope: LinenNode, context: Context) -> frozenset[str]:
-    """The names below a scope that differ from another of the same shapes by their number alone."""
-    alike: dict[Any, list[str]] = {}
-    for name, child in scope.children.items():
-        around, digits = numbered(name)
-        if digits:
-            found = shapes(child, context)
-            alike.setdefault((around, frozenset(found.items())), []).append(name)
-    return frozenset(name for names in alike.values() if len(names) > 1 for name in names)
 
 
 def own_classes(nnx: NNXNode) -> frozenset[str]:

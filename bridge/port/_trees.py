@@ -6,6 +6,8 @@ Only names, classes and shapes are looked at here, never a value.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
@@ -25,6 +27,7 @@ from bridge._layers.layer import LayerRow
 from bridge._layers.table import layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._randomness.typed_keys import is_key
+from bridge._rules.numbers import numbered
 
 from ._automatic_names import AutomaticNames
 
@@ -125,6 +128,13 @@ class LinenNode(_Node):
         if self.is_leaf:
             return {"": self}
         return {name: each for name, each in self.children.items() if each.leaves.keys() - {CACHE}}
+
+    @functools.cached_property
+    def numbered_names(self) -> frozenset[str]:
+        """The names directly below that differ from another one in their numbers alone."""
+        pieces = {name: numbered(name).pieces for name in self.children}
+        counts = Counter(pieces.values())
+        return frozenset(name for name, own in pieces.items() if counts[own] > 1)
 
     @property
     def is_automatic(self) -> bool:
