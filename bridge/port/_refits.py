@@ -72,9 +72,8 @@ class Refit(NamedTuple):
 
 def refits(found: Correspondence, orders: Orders) -> Iterator[Refit]:
     """What would put together leaves that have no place, or that one model uses transposed."""
-    yield from _transposed(found, orders)
     laid_out: set[Context] = set()
-    for refit in (*_mis_shaped(found, orders), *_left_over(found, orders)):
+    for refit in (*_paired(found, orders), *_left_over(found, orders)):
         laid_out.add(refit.context)
         yield refit
     for layer in (layer for stack in found.stacks for layer in stack.layers):
@@ -82,37 +81,35 @@ def refits(found: Correspondence, orders: Orders) -> Iterator[Refit]:
             yield Refit((layer.linen,), (layer.nnx,), UNCHANGED, layer.evidence, layer.context)
 
 
-def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
-    """Square matrices that one model uses transposed."""
-    told: dict[tuple[LinenNode, NNXNode], None] = {}
-    for node, scope, label in found.same_leaves():
-        is_matrix = len(shape_of(node.value) or ()) == 2
-        if is_matrix and _GIVEN not in label and orders.is_transposed(node, scope):
-            holder, around = found.nnx.at(node.path[:-1]), scope.parent
-            # A rule for the kernel alone would leave the bias without one.
-            if holder and around and node.path[:-1] and around.path:
-                own, theirs = [*holder.weights.values()], [*around.weights.values()]
-                is_layer = {*holder.children.values()} == {*own}
-                is_layer &= {*around.children.values()} == {*theirs}
-                if is_layer and _form([around], [holder], PLAIN, orders) == Form(()):
-                    told[around, holder] = None
-                    continue
-            told[scope, node] = None
-    for scope, node in told:
-        yield Refit((scope,), (node,), Form(()), _reasons.TRANSPOSED)
-
-
-def _mis_shaped(found: Correspondence, orders: Orders) -> Iterator[Refit]:
-    """Modules of equal names with arrays of other shapes."""
-    places = dict.fromkeys(
-        (each.linen[1][:-1], each.nnx[:-1], each.context)
+def _paired(found: Correspondence, orders: Orders) -> list[Refit]:
+    """Leaves of one pair with other shapes, or of which one model uses the transpose."""
+    leaves = [
+        (each.linen[1], each.nnx, each.context, _reasons.EQUAL_NAMES_AND_SIZE)
         for each in found.mis_shaped
         if _GIVEN not in each.rule
-    )
-    for path, own, context in places:
-        scope, node = found.linen.at(path), found.nnx.at(own)
-        if scope and node and (form := _form([scope], [node], context, orders)):
-            yield Refit((scope,), (node,), form, _reasons.EQUAL_NAMES_AND_SIZE, context)
+    ]
+    leaves += [
+        (scope.path, node.path, PLAIN, _reasons.TRANSPOSED)
+        for node, scope, label in found.same_leaves()
+        if _GIVEN not in label and orders.is_transposed(node, scope)
+    ]
+    refitted: dict[tuple[LinenNode, NNXNode], Refit] = {}
+    for path, own, context, evidence in leaves:
+        # A rule for the kernel alone would leave the bias without one.
+        for above in (1, 0):
+            scope, node = (
+                found.linen.at(path[: len(path) - above]),
+                found.nnx.at(own[: len(own) - above]),
+            )
+            if not (scope and node and scope.path and node.path):
+                continue
+            is_layer = all(
+                each.is_leaf for side in (scope, node) for each in side.children.values()
+            )
+            if is_layer and (form := _form([scope], [node], context, orders)):
+                refitted[scope, node] = Refit((scope,), (node,), form, evidence, context)
+                break
+    return list(refitted.values())
 
 
 def _left_over(found: Correspondence, orders: Orders) -> Iterator[Refit]:
