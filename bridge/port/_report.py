@@ -19,8 +19,8 @@ from ._entries import Entry
 from ._rule_text import braced
 
 _WIDTH = 120
-# Up to so many entries are shown one by one; beyond, so many that are alike are one.
-_FEW, _ENOUGH = 40, 4
+# Up to so many paths of an entry are shown one by one.
+_ENOUGH = 4
 _MOST_LINES, _MOST_PROBLEMS = 150, 60
 _WHOLE = "print(plan.text(whole=True)) shows all"
 _COLUMNS = ("", "source", "target", "shape", "by")
@@ -56,19 +56,21 @@ def table(
 
 
 def folded_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Fewer entries that say the same: repeated blocks as one, `blocks.{0..11}.fc.kernel`.
-
-    Few entries stay as they are.
-    """
-    if len(entries) <= _FEW:
-        return [_with_folded_paths(entry) for entry in entries]
+    """Fewer entries that say the same: repeated blocks as one, `blocks.{0..11}.fc.kernel`."""
     alike: dict[Any, list[Entry]] = {}
     for entry in entries:
-        forms = (tuple(numbered(path).pieces for path in side) for side in _sides(entry))
-        rule = numbered(entry.rule).pieces
-        shapes = (entry.source_shapes, entry.target_shapes)
-        alike.setdefault((entry.kind, rule, entry.note, shapes, *forms), []).append(entry)
-    return [each for group in alike.values() for each in _folded_group(group)]
+        sides = [folded(x) if len(x) > _ENOUGH else x for x in (entry.source, entry.target)]
+        short = dataclasses.replace(entry, source=tuple(sides[0]), target=tuple(sides[1]))
+        forms = [[numbered(path).pieces for path in side] for side in (*sides, [entry.rule])]
+        key = entry.kind, entry.note, entry.source_shapes, entry.target_shapes, str(forms)
+        alike.setdefault(key, []).append(short)
+    found: list[Entry] = []
+    for first, *others in alike.values():
+        row, *more = folded_rows([(*each.source, *each.target) for each in (first, *others)])
+        count = len(first.source)
+        one = dataclasses.replace(first, source=row[:count], target=row[count:])
+        found += [first, *others] if more else [one]
+    return found
 
 
 def problem_texts(entries: Sequence[Entry]) -> list[str]:
@@ -78,36 +80,6 @@ def problem_texts(entries: Sequence[Entry]) -> list[str]:
         left_out = len(lines) - _MOST_PROBLEMS
         lines = [*lines[:_MOST_PROBLEMS], f"... {left_out} more; {_WHOLE}"]
     return lines
-
-
-def _folded_group(group: list[Entry]) -> list[Entry]:
-    rows = folded_rows([(*entry.source, *entry.target) for entry in group])
-    if len(rows) == len(group):
-        return [_with_folded_paths(entry) for entry in group]
-    count = len(group[0].source)
-    one = dataclasses.replace(group[0], source=rows[0][:count], target=rows[0][count:])
-    return [_with_folded_paths(one)]
-
-
-def _with_folded_paths(entry: Entry) -> Entry:
-    source, target = (
-        tuple(folded(side)) if len(side) > _ENOUGH else side for side in _sides(entry)
-    )
-    shapes = (
-        tuple(dict.fromkeys(own)) if len(side) > _ENOUGH else own
-        for side, own in (
-            (entry.source, entry.source_shapes),
-            (entry.target, entry.target_shapes),
-        )
-    )
-    one, other = shapes
-    return dataclasses.replace(
-        entry, source=source, target=target, source_shapes=one, target_shapes=other
-    )
-
-
-def _sides(entry: Entry) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return entry.source, entry.target
 
 
 def summary(entries: Sequence[Entry], heading: str) -> str:
