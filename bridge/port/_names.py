@@ -49,12 +49,7 @@ def did_you_mean(wanted: str, names: Iterable[str], *, is_pattern: bool = False)
     by_form: dict[str, str] = {}
     for name in names:
         by_form.setdefault(_without_numbers(name), name)
-    form = _without_numbers(plain)
-    near = difflib.get_close_matches(form, by_form, n=1, cutoff=0.6)
-    if not near:
-        alike = {each: likeness(form, each) for each in by_form}
-        best = max(alike, key=lambda each: alike[each], default=None)
-        near = [best] if best is not None and alike[best] >= 0.5 else []
+    near = difflib.get_close_matches(_without_numbers(plain), by_form, n=1, cutoff=0.6)
     return f"; did you mean {by_form[near[0]]!r}?" if near else ""
 
 
