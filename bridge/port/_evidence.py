@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from . import _reasons
 from ._correspondence import PLAIN, Context, Stack
-from ._likeness import pairs_by_name
-from ._names import likeness
+from ._likeness import are_alike, pairs_by_name
 from ._orders import Orders, Pairs
 from ._reasons import Evidence
 from ._sequences import counts_constructions, groups, is_automatic
@@ -17,9 +16,6 @@ from ._structure import Place, shapes, size, told_apart, types_agree
 from ._trees import LinenNode, NNXNode
 
 Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
-
-# How much of two modules has to be alike before they are proposed to be the same.
-_ENOUGH = 0.5
 
 
 class ByEvidence:
@@ -113,14 +109,13 @@ class ByEvidence:
     ) -> Evidence:
         """What the shape of two leaves says that no others have."""
         node, scope = nodes[0], scopes[0]
-        is_named = likeness(node.name, scope.name) >= _ENOUGH
         if self._is_transposed(node, scope, place.context) is False:
             return _reasons.SAME_USE
         ((_, shape),) = shapes(node, place.context)
         sizes = [size for size in shape or () if size > 1]
         if len({*sizes}) < len(sizes):
             return _reasons.SYMMETRIC
-        return _reasons.SAME_SHAPE_AND_NAMES if is_named else _reasons.SAME_SHAPE
+        return _reasons.SAME_SHAPE_AND_NAMES if are_alike(node, scope) else _reasons.SAME_SHAPE
 
     def _together(
         self,

@@ -7,13 +7,24 @@ from typing import Any
 
 from bridge._rules.numbers import families
 
+from ._correspondence import Pairing
 from ._names import likeness
 from ._orders import Pairs
 from ._structure import Place
 from ._trees import LinenNode, NNXNode, nnx_text
 
+# How much of two names has to be alike for two things to be the same.
+_ENOUGH = 0.5
 
-def pairs_by_name(place: Place, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs:
+
+def are_alike(node: NNXNode, scope: LinenNode) -> bool:
+    """Whether the last names of two paths are alike."""
+    return likeness(node.name, scope.name) >= _ENOUGH
+
+
+def pairs_by_name(
+    place: Place | Pairing, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]
+) -> Pairs:
     """Pairs with the most similar names on both sides, and the only numbered ones that are left."""
     ours = _families(nodes, lambda node: nnx_text(node.path[len(place.nnx.path) :]))
     theirs = _families(

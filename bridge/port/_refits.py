@@ -15,13 +15,12 @@ from bridge._rules.pieces import LeafShape, Region, part_shape, pieces_of, witho
 from bridge._rules.rules import UNCHANGED, Form
 
 from . import _reasons
-from ._correspondence import PLAIN, Context, Correspondence, Settled
-from ._likeness import pairs_by_name
-from ._names import likeness, words_of
+from ._correspondence import PLAIN, Context, Correspondence, Pairing
+from ._likeness import are_alike, pairs_by_name
+from ._names import words_of
 from ._orders import Orders
 from ._reasons import Evidence
 from ._rule_text import braced, nnx_rule
-from ._structure import Place
 from ._trees import LinenNode, N, NNXNode
 
 Counts: TypeAlias = tuple[int, int]
@@ -37,7 +36,6 @@ _FORMS = [
 _MOST = 4
 # The usual order of parts; each word stands for itself and its first letter.
 _USUAL = ("query", "key", "value")
-_ALIKE = 0.5
 # How the label begins of what the user's rules put together.
 _GIVEN = "rule "
 
@@ -114,11 +112,7 @@ def _paired(found: Correspondence, orders: Orders) -> list[Refit]:
 
 def _left_over(found: Correspondence, orders: Orders) -> Iterator[Refit]:
     """Modules of which no leaf has a place, in each pair of modules."""
-    root = Place(found.nnx, found.linen, PLAIN, Settled(), frozenset())
-    places = [
-        root,
-        *(Place(p.nnx, p.linen, p.context, root.settled, root.classes) for p in found.pairings),
-    ]
+    places = [Pairing(found.linen, found.nnx, PLAIN, ""), *found.pairings]
     linked = {key for piece in found.pieces for key in (piece.linen, piece.nnx)}
     linked |= {key for each in found.mis_shaped for key in (each.linen, each.nnx)}
     scopes = _by_pair(found.linen, linked, {place.linen.path for place in places})
@@ -140,14 +134,14 @@ def _by_pair(root: N, linked: Container[Any], paired: Container[Path]) -> dict[P
 
 
 def _within(
-    scopes: list[LinenNode], nodes: list[NNXNode], place: Place, orders: Orders
+    scopes: list[LinenNode], nodes: list[NNXNode], place: Pairing, orders: Orders
 ) -> Iterator[Refit]:
     """What fits of the modules that lie in two modules that are the same."""
     context = place.context
     named = [
         (node, scope)
         for node, scope in pairs_by_name(place, nodes, scopes)
-        if _are_alike(node, scope) and _form([scope], [node], context, orders)
+        if are_alike(node, scope) and _form([scope], [node], context, orders)
     ]
     if named and not orders.contradicts(named):
         for node, scope in named:
@@ -210,7 +204,7 @@ def _evidence(
 ) -> Evidence:
     any_order = _reasons.ANY_ORDER
     if len(scopes) == len(nodes) == 1:
-        is_told = is_told or _are_alike(nodes[0], scopes[0])
+        is_told = is_told or are_alike(nodes[0], scopes[0])
         return _reasons.CALLS_AND_SIZE if is_told else _reasons.CALLS_AND_SIZE & any_order
     if _times(scopes, nodes, context, orders) != [1]:
         return _reasons.CALLS_AND_SIZES & _reasons.IN_BLOCKS
@@ -357,10 +351,6 @@ def _are_used_alike(
         if one != other and known & {one, other}:
             return False
     return True
-
-
-def _are_alike(node: NNXNode, scope: LinenNode) -> bool:
-    return likeness(node.name, scope.name) >= _ALIKE
 
 
 def _are_usual(names: Sequence[str]) -> bool:
