@@ -12,7 +12,7 @@ from ._orders import Orders, Pairs
 from ._reasons import Evidence
 from ._sequences import counts_constructions, groups, is_automatic
 from ._stacks import either
-from ._structure import Place, shapes, size, told_apart, types_agree
+from ._structure import Place, shapes, told_apart
 from ._trees import LinenNode, NNXNode
 
 Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
@@ -144,33 +144,6 @@ class ByEvidence:
                 for pair, is_told in zip(by_order, told, strict=True)
             ]
         return _proposals(named, _reasons.THEIR_NAMES & _reasons.CONSTRUCTIONS)
-
-    def alike(self, place: Place) -> Proposals:
-        """Proposes the two open modules of one size that are most alike.
-
-        A module with other names or another layout of its parameters has no candidates.
-        """
-        context = place.context
-        scopes = list(place.open_below(place.linen, deep=False))
-        candidates = {
-            node: [
-                scope
-                for scope in scopes
-                if types_agree(node, scope, place.classes) and _may_be(node, scope, context)
-            ]
-            for node in place.open_below(place.nnx, deep=False)
-        }
-        for nodes, others in groups(candidates):
-            if found := self._together(place, nodes, others, _reasons.SAME_SIZE):
-                return [(node, scope, _reasons.SAME_SIZE & told) for node, scope, told in found]
-        return []
-
-
-def _may_be(node: NNXNode, scope: LinenNode, context: Context) -> bool:
-    """Whether two layers have the same shapes, or two modules of layers the same size."""
-    if node.weights or scope.weights:
-        return shapes(node, context) == shapes(scope, context)
-    return bool(size(node, context)) and size(node, context) == size(scope, context)
 
 
 def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list[LinenNode]]:

@@ -318,7 +318,6 @@ class Matcher:
             lambda: self._pair_all(proposer.modules(place, place.candidates(deep=True)), place),
             lambda: self._pair_all(proposer.leaves(place), place),
             lambda: stacks(open_stacks(place, automatic=True, by_size=True), _reasons.SIZED_STACK),
-            lambda: self._pair_all(proposer.alike(place), place),
             lambda: stacks(leaf_stacks(place), _reasons.STACKED_LEAVES),
         )
         before = -1

@@ -54,7 +54,6 @@ SAME_SHAPE = Evidence("the same shape", is_weak=True)
 SAME_SHAPE_AND_NAMES = Evidence("the same shape and their names")
 SAME_USE = Evidence("the same shape, used alike in both models")
 SYMMETRIC = Evidence("the same shape, which a transpose has too", is_weak=True)
-SAME_SIZE = Evidence("arrays of the same size in all", is_weak=True)
 STACKED_LEAVES = Evidence("stacked leaves, whose shapes are those of the layers", is_weak=True)
 
 TRANSPOSED = Evidence("the models use different axes, so one has the transpose")
