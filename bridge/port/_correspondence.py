@@ -75,12 +75,7 @@ class MisShaped(NamedTuple):
 class Pairing(NamedTuple):
     """Two modules or leaves that were put together without a rule.
 
-    Attributes:
-      linen: the Linen scope or leaf.
-      nnx: the NNX module or leaf.
-      context: which of several stacked layers they are.
-      how: how it is known.
-      proposal: the evidence, where it settles nothing by itself.
+    `proposal` has the evidence where `how` it is known settles nothing by itself.
     """
 
     linen: LinenNode
@@ -184,14 +179,7 @@ class Correspondence:
     """What was found about two trees; it does not depend on the direction of a move.
 
     Attributes:
-      linen: the Linen side.
-      nnx: the NNX side.
-      settled: the nodes that are spoken for.
-      pieces: which parts are the same.
-      mis_shaped: leaves that do not fit together.
-      ambiguous: modules with several candidates.
       problems: what is wrong with the rules.
-      pairings: what was put together without a rule.
       stacks: the stacks with layers among the pairings.
       laid_out: the rules that put arrays together that are laid out otherwise, with the pieces.
     """

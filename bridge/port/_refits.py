@@ -41,15 +41,7 @@ _GIVEN = "rule "
 
 
 class Refit(NamedTuple):
-    """Modules or leaves that a rule puts together; one side may have several.
-
-    Attributes:
-      linen: the Linen scopes or leaves.
-      nnx: the NNX modules or leaves.
-      form: how their arrays differ.
-      evidence: what speaks for it.
-      context: which of several stacked layers they are.
-    """
+    """Modules or leaves that a rule puts together; one side may have several."""
 
     linen: tuple[LinenNode, ...]
     nnx: tuple[NNXNode, ...]
@@ -282,12 +274,7 @@ def _shape(leaf: NNXNode | LinenNode) -> LeafShape:
 
 
 class _Layer(NamedTuple):
-    """A leaf, or one layer of it.
-
-    Attributes:
-      shape: its shape.
-      uses: what the model does along each axis; None if no trace shows it.
-    """
+    """The shape of a leaf or of one layer of it, and what the model does along each axis."""
 
     shape: LeafShape
     uses: tuple[str, ...] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 from bridge._conversion.neutral import Path
 from bridge._errors import PortError
@@ -16,12 +16,8 @@ from bridge._rules.rules import Layer, Segment
 from ._correspondence import Context, Correspondence, Pairing
 from ._trees import NNXNode, linen_text, nnx_text
 
-
-class Paths(NamedTuple):
-    """A Linen path and the NNX path that it is, each taken apart at its numbers."""
-
-    linen: Numbered
-    nnx: Numbered
+# A Linen path and the NNX path that it is, each taken apart at its numbers.
+_Paths: TypeAlias = tuple[Numbered, Numbered]
 
 
 def paths_of(pairing: Pairing) -> tuple[str, str]:
@@ -40,10 +36,10 @@ def rules_of(
     every: dict[str, set[str]] = {path: set() for path in linen_paths}
     for linen, nnx in known:
         every.setdefault(linen, set()).add(nnx)
-    families: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Paths]] = {}
+    families: dict[tuple[tuple[str, ...], tuple[str, ...]], list[_Paths]] = {}
     for linen, nnx in dict.fromkeys(pairs):
-        paths = Paths(numbered(linen), numbered(nnx))
-        families.setdefault((paths.linen.pieces, paths.nnx.pieces), []).append(paths)
+        ours, theirs = numbered(linen), numbered(nnx)
+        families.setdefault((ours.pieces, theirs.pieces), []).append((ours, theirs))
     rules: dict[str, str] = {}
     for family in families.values():
         rules |= _rules_of_family(family, every)
@@ -136,10 +132,10 @@ def _nnx_keys(path: Path, layers: tuple[Layer | None, Layer | None]) -> list[str
     return keys
 
 
-def _rules_of_family(family: Sequence[Paths], every: Mapping[str, set[str]]) -> dict[str, str]:
+def _rules_of_family(family: Sequence[_Paths], every: Mapping[str, set[str]]) -> dict[str, str]:
     """One expression for paths that differ in their numbers alone, or several if one is wrong."""
-    columns = list(zip(*(paths.linen.digits for paths in family), strict=True))
-    targets = list(zip(*(paths.nnx.digits for paths in family), strict=True))
+    columns = list(zip(*(linen.digits for linen, _ in family), strict=True))
+    targets = list(zip(*(nnx.digits for _, nnx in family), strict=True))
     varying = [n for n, column in enumerate(columns) if len({*column}) > 1]
     same = {n: [v for v in varying if columns[v] == target] for n, target in enumerate(targets)}
     moving = [n for n, target in enumerate(targets) if len({*target}) > 1]
@@ -162,9 +158,9 @@ def _rules_of_family(family: Sequence[Paths], every: Mapping[str, set[str]]) -> 
             return {key: value}
     # The number that the target does not repeat tells the rules apart.
     apart = next((v for v in varying if v not in used), varying[0])
-    parts: dict[str, list[Paths]] = {}
+    parts: dict[str, list[_Paths]] = {}
     for paths in family:
-        parts.setdefault(paths.linen.digits[apart], []).append(paths)
+        parts.setdefault(paths[0].digits[apart], []).append(paths)
     rules: dict[str, str] = {}
     for part in parts.values():
         rules |= _rules_of_family(part, every)

@@ -33,12 +33,7 @@ _AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
 class Place(NamedTuple):
     """Two nodes that belong together, below which something is open.
 
-    Attributes:
-      nnx: the NNX node.
-      linen: the Linen node.
-      context: which of several stacked layers they are.
-      settled: the nodes that are spoken for.
-      classes: the names of the classes in the NNX model that are not Flax's own.
+    `classes` has the names of the classes in the NNX model that are not Flax's own.
     """
 
     nnx: NNXNode

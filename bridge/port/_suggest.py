@@ -81,7 +81,7 @@ class Suggestions:
         lines.append("}")
         state = "clean" if self.plan.ok else "not clean"
         lines.append(f"# with these rules the plan is {state}: {self.plan.summary}")
-        return "\n".join(_capped(lines))
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<Suggestions {len(self.rules)} rules, {self.plan.summary}>"
@@ -260,10 +260,3 @@ def _lacking(pairings: Sequence[Pairing], made: Correspondence) -> list[Pairing]
         for each in found
         if not any(each.nnx.path[:n] in paths for n in range(len(each.nnx.path)))
     ]
-
-
-def _capped(lines: list[str], most: int = 180) -> list[str]:
-    if len(lines) <= most:
-        return lines
-    left_out = len(lines) - most
-    return [*lines[: most - 2], f"    # ... {left_out} more lines; to_toml() has all", *lines[-2:]]
