@@ -91,12 +91,6 @@ class _Value(NamedTuple):
     product: Any = None
     needs: int = 0
 
-    def or_else(self, other: _Value) -> _Value:
-        """What is known of a value that is one of two."""
-        leaf, axes = (other if self.leaf is None else self)[:2]
-        product = other.product if self.product is None else self.product
-        return _Value(leaf, axes, product, self.needs | other.needs)
-
 
 class _Reader:
     """Follows leaves through the equations of a jaxpr, in their order."""
@@ -195,7 +189,9 @@ class _Reader:
             chosen = _union([each.needs for each in operands[:offset]])
             own = [_of(v, values) for v in sub.outvars]
             own = [each._replace(needs=each.needs | chosen) for each in own]
-            results = [*map(_Value.or_else, own, results)] if results else own
+            # Of several branches, the first one tells which leaf a result is.
+            needs = [each.needs | one.needs for each, one in zip(own, results or own, strict=True)]
+            results = [one._replace(needs=n) for one, n in zip(results or own, needs, strict=True)]
         if not results:
             needs = _union([each.needs for each in operands])
             return [_Value(needs=needs)] * len(equation.outvars)
