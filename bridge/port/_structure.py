@@ -9,7 +9,6 @@ them fits no other.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -21,13 +20,12 @@ from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._rules.pieces import without_axis
 
 from ._correspondence import Context, Settled
-from ._trees import CACHE, AnyNode, InCollection, LinenNode, N, NNXNode
+from ._trees import CACHE, AnyNode, InCollection, LinenNode, N, NNXNode, class_in
 
 # Of a leaf as Linen has it: the layer, the collection, the name in the layer, and the shape without
 # the axis of stacked layers.
 Row: TypeAlias = tuple[Path, str, str, Any]
 Signature: TypeAlias = Counter[frozenset[tuple[str, str, Any]]]
-_AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
 
 
 class Place(NamedTuple):
@@ -125,7 +123,7 @@ def matches(
     # Comparing each module with each scope takes seconds for hundreds of blocks.
     alike: dict[frozenset[Any], list[tuple[str | None, LinenNode]]] = {}
     for scope, layers in scopes.items():
-        named = automatic_class(scope), scope
+        named = class_in(scope.name), scope
         alike.setdefault(frozenset(layers.items()), []).append(named)
     return {
         node: _of_types(node, alike.get(frozenset(layers.items()), []), classes) if layers else []
@@ -217,22 +215,14 @@ def own_classes(nnx: NNXNode) -> frozenset[str]:
     return frozenset(cls.__name__ for cls in classes if layer_of_nnx(cls) is None)
 
 
-def automatic_class(scope: AnyNode) -> str | None:
-    """The class that the name of a scope tells if it is an automatic one, such as `Dense_0`."""
-    match = _AUTOMATIC.fullmatch(scope.name)
-    return match.group(1) if match else None
-
-
 def types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> bool:
     """Whether the class that an automatic name tells is one that the NNX module can be."""
-    name = automatic_class(scope)
-    if name is not None and name == automatic_class(node):
+    name, own = class_in(scope.name), class_in(node.name)
+    if name is None or name == own:
         return True
     if node.is_linen and node.path and node.item is None:
-        own = _AUTOMATIC.fullmatch(node.name)
-        named = {each for each in (own and own.group(1), name) if each}
-        return len(named) < 2 or not all(map(is_linen_layer, named))
-    if name is None or node.cls is None or not (is_linen_layer(name) or name in classes):
+        return own is None or not (is_linen_layer(own) and is_linen_layer(name))
+    if node.cls is None or not (is_linen_layer(name) or name in classes):
         return True
     return name in _type_names(node)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
+from flax import linen as nn
 from flax import nnx
 
 import registry
@@ -29,9 +31,8 @@ from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._randomness.typed_keys import is_key
 from bridge._rules.numbers import numbered
 
-from ._automatic_names import AutomaticNames
-
 CACHE = "cache"
+_AUTOMATIC = re.compile(r"([A-Za-z_]\w*)_\d+")
 _NO_WEIGHTS = OUTPUTS | {STATIC}
 _ARRAY = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 
@@ -97,12 +98,10 @@ class LinenNode(_Node):
     Attributes:
       parent: the scope around it, None for the root.
       leaves: the leaf at this very path by collection.
-      names: which names Linen may have made, of a class and a number.
     """
 
     parent: LinenNode | None = None
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
-    names: AutomaticNames = dataclasses.field(default_factory=AutomaticNames)
 
     @property
     def is_leaf(self) -> bool:
@@ -138,8 +137,26 @@ class LinenNode(_Node):
 
     @property
     def is_automatic(self) -> bool:
-        """Whether Linen made the name, of a class and a number."""
-        return self.name in self.names
+        """Whether Linen may have made the name, of a class and a number.
+
+        A class begins with a capital by convention. For another name, such as `block_0`, the
+        program's classes tell whether it is the first `block` or an item of a list `block`.
+        """
+        name = class_in(self.name)
+        return name is not None and (name.lstrip("_")[:1].isupper() or name in self.class_names)
+
+    @functools.cached_property
+    def class_names(self) -> set[str]:
+        """The names of all Linen classes in this process, as the root found them."""
+        if self.parent is not None:
+            return self.parent.class_names
+        found: dict[type[nn.Module], None] = {nn.Module: None}
+        more = [nn.Module]
+        while more:
+            new = [cls for cls in more.pop().__subclasses__() if cls not in found]
+            found |= dict.fromkeys(new)
+            more += new
+        return {cls.__name__ for cls in found}
 
     @property
     def lineage(self) -> list[LinenNode]:
@@ -288,8 +305,7 @@ def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
         node = root
         for key in path:
             if str(key) not in node.children:
-                child = LinenNode((*node.path, key), parent=node, names=root.names)
-                node.children[str(key)] = child
+                node.children[str(key)] = LinenNode((*node.path, key), parent=node)
             node = node.children[str(key)]
         node.leaves[collection] = leaf
     return root, left_out
@@ -332,6 +348,12 @@ def nnx_nodes(model: Any) -> tuple[NNXNode, list[Address]]:
 def value_of(item: Any) -> Any:
     """The value of a Variable as it is stored, or a bare array."""
     return raw_value(item) if isinstance(item, nnx.Variable) else item
+
+
+def class_in(name: str) -> str | None:
+    """The class that a name tells if it is an automatic one, such as `Dense_0`."""
+    match = _AUTOMATIC.fullmatch(name)
+    return match.group(1) if match else None
 
 
 def linen_text(address: Address) -> str:
