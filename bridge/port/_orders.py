@@ -37,13 +37,9 @@ class Orders(NamedTuple):
 
     def chain(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs | None:
         """The only pairs for which both traces show the same calls; None if there are several."""
-        if not self.are_traced or len(nodes) != len(scopes):
-            return None
-        if self.in_order(nodes, scopes) is None:
-            return None
         ours = dict(zip(_places(self._before(nodes)), nodes, strict=True))
         theirs = dict(zip(_places(self._before(scopes)), scopes, strict=True))
-        if len(ours) < len(nodes) or ours.keys() != theirs.keys():
+        if not len(nodes) == len(ours) == len(scopes) or ours.keys() != theirs.keys():
             return None
         pairs = [(ours[place], theirs[place]) for place in sorted(ours, reverse=True)]
         return pairs if all(self.told(pairs)) else None

@@ -23,7 +23,8 @@ from ._reasons import Evidence
 from ._rule_text import braced, nnx_rule
 from ._trees import LinenNode, N, NNXNode
 
-Counts: TypeAlias = tuple[int, int]
+# What goes together, and in which form.
+_Part: TypeAlias = tuple[list[LinenNode], list[NNXNode], Form]
 
 # From the plainest to the least plain; a bias has one axis only.
 _AXES = (-1, 0, -2, -3)
@@ -148,16 +149,10 @@ def _within(
         return
     scopes = sorted(scopes, key=lambda scope: ranks[scope] or 0)
     nodes = sorted(nodes, key=lambda node: own_ranks[node] or 0)
-    steps = _only_way(scopes, nodes, context, orders)
-    starts = [[0, *itertools.accumulate(step[n] for step in steps)] for n in (0, 1)]
-    parts = [
-        (scopes[i : i + a], nodes[j : j + b])
-        for i, j, (a, b) in zip(starts[0], starts[1], steps, strict=False)
-    ]
-    found = [(*own, form) for own in parts if (form := _form(*own, context, orders))]
+    found = _only_way(scopes, nodes, context, orders)
     if all(form == UNCHANGED for *_, form in found):
         return
-    pairs = [(ours[0], theirs[0]) for theirs, ours in parts if len(ours) == len(theirs)]
+    pairs = [(ours[0], theirs[0]) for theirs, ours, _ in found if len(ours) == len(theirs)]
     told = dict(zip(pairs, orders.told(pairs), strict=True))
     for theirs, ours, form in found:
         evidence = _evidence(
@@ -168,18 +163,20 @@ def _within(
 
 def _only_way(
     scopes: list[LinenNode], nodes: list[NNXNode], context: Context, orders: Orders
-) -> list[Counts]:
-    """How many scopes and nodes go together at a time, in order, if there is one way only."""
+) -> list[_Part]:
+    """The scopes and nodes that go together, in order, if there is one way only."""
 
     @functools.cache
-    def ways(i: int, j: int) -> list[list[Counts]]:
+    def ways(i: int, j: int) -> list[list[_Part]]:
         if i == len(scopes) and j == len(nodes):
             return [[]]
-        found: list[list[Counts]] = []
+        found: list[list[_Part]] = []
         for a, b in _STEPS:
-            fits = i + a <= len(scopes) and j + b <= len(nodes)
-            if fits and _form(scopes[i : i + a], nodes[j : j + b], context, orders):
-                found += [[(a, b), *rest] for rest in ways(i + a, j + b)]
+            theirs, ours = scopes[i : i + a], nodes[j : j + b]
+            if (len(theirs), len(ours)) != (a, b):
+                continue
+            if form := _form(theirs, ours, context, orders):
+                found += [[(theirs, ours, form), *rest] for rest in ways(i + a, j + b)]
         return found[:2]
 
     found = ways(0, 0) if len(scopes) + len(nodes) < 400 else []
@@ -252,7 +249,7 @@ def _times(
     return list(dict.fromkeys(found)) or [1]
 
 
-_STEPS: list[Counts] = [
+_STEPS = [
     (1, 1),
     *((1, n) for n in range(2, _MOST + 1)),
     *((n, 1) for n in range(2, _MOST + 1)),
