@@ -135,13 +135,7 @@ class Matcher:
 
     def _by_calls(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs what a chain of calls or the structure of all tells, whatever names say."""
-        cores = {scope.core for scope in place.linen.children.values()}
-        stacks = by_nodes(
-            each
-            for each in open_stacks(place, automatic=True)
-            if each.nnx.path[:-1] == place.nnx.path
-            and {scope.core for scope in each.scopes} <= cores
-        )
+        stacks = by_nodes(open_stacks(place, automatic=True, deep=False))
         for node, scope in proposer.certain(_by_node(stacks)):
             self._stacked(stacks[node, scope]._replace(proposal=_reasons.CALLS))
         candidates = place.candidates(deep=False)

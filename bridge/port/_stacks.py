@@ -22,17 +22,23 @@ def stack_of_scopes(node: NNXNode, scopes: Sequence[LinenNode], context: Context
     return Stack(node, scopes[0], tuple(scopes), len(node.path) - 1, context=context)
 
 
-def open_stacks(place: Place, *, automatic: bool = False, by_size: bool = False) -> list[Stack]:
+def open_stacks(
+    place: Place, *, automatic: bool = False, by_size: bool = False, deep: bool = True
+) -> list[Stack]:
     """The stacks below two nodes that still need a counterpart, whatever they are called.
 
     With `automatic`, also layers with the numbers of automatic names. With `by_size`, layers with
-    arrays of another layout.
+    arrays of another layout. Without `deep`, only what lies directly below the nodes.
     """
     if place.context != PLAIN:
         return []
-    lists = [node for node in _open_lists(place.nnx, place) if _is_uniform(node)]
+    lists = [
+        node
+        for node in _open_lists(place.nnx, place)
+        if (deep or node.path[:-1] == place.nnx.path) and _is_uniform(node)
+    ]
     # A scope with nothing but another one in it is the same stack.
-    cores = dict.fromkeys(scope.core for scope in place.open_below(place.linen, deep=True))
+    cores = dict.fromkeys(scope.core for scope in place.open_below(place.linen, deep=deep))
     nodes = [*place.open_below(place.nnx, deep=by_size)]
     nodes = dict.fromkeys(node.core for node in nodes) if by_size else nodes
     numbered = [
