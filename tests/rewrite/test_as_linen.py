@@ -347,3 +347,11 @@ def test_the_command_shows_both_files_and_writes_them(package, capsys):
     assert (package / "models.py").read_text() == MODELS
     assert main([*arguments, "--no-gradients", "--no-diff", "--write"]) == 0
     assert capsys.readouterr().out.count("written: ") == 3
+    # A new process imports the new files.
+    command = [sys.executable, "-m", "bridge", *arguments, "--check"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])}
+    checked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout.strip()) == (
+        0,
+        "every model of these TARGETs runs an NNX class already",
+    )

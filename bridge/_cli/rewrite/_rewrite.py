@@ -16,6 +16,7 @@ from bridge._cli import _target
 from bridge._cli._input_errors import InputError
 from bridge._cli._output import new_table
 from bridge._cli._result import Result
+from bridge._nnx_in_linen.implemented_by import is_implemented
 from bridge.rewrite import Rewrite, RewriteError
 from bridge.rewrite._function import entry, rewrite_entries
 from bridge.rewrite.discover._found import Found, discovered
@@ -42,6 +43,9 @@ def rewritten(arguments: argparse.Namespace) -> Result:
                 )
             document = {"ok": True, "discovered": found.document}
             return Result("rewrite", document, [f"{done}: {', '.join(found.done)}"])
+        if found is None and arguments.as_linen and arguments.check and _are_done(arguments):
+            line = "every model of these TARGETs runs an NNX class already"
+            return Result("rewrite", {"ok": True}, [line])
         return _written(_result(arguments, found, stack), arguments, found)
 
 
@@ -106,6 +110,15 @@ def _result(
         train=None if train is None else stack.enter_context(_target.opened_name(train)),
         progress=arguments.tell,
     )
+
+
+def _are_done(arguments: argparse.Namespace) -> bool:
+    """Whether the class of every model runs an NNX class, as `--as-linen --write` leaves it."""
+    done: list[bool] = []
+    for target in (*arguments.target, *arguments.model):
+        with _target.opened(target, arguments) as make:
+            done.append(is_implemented(type(make().model)))
+    return bool(done) and all(done)
 
 
 def _made(
