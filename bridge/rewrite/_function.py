@@ -41,7 +41,7 @@ def rewrite(
     *inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
     method: str | None = None,
-    also: Iterable[tuple[Any, ...]] = (),
+    also: Iterable[nn.Module | Callable[[], nn.Module] | tuple[Any, ...]] = (),
     keep_names: bool = False,
     only: Iterable[str] | None = None,
     skip: Iterable[str] = (),
@@ -70,8 +70,8 @@ def rewrite(
       *inputs: sample inputs, arrays or `jax.ShapeDtypeStruct`s.
       kwargs: keyword arguments of the model's call, such as `{'train': False}`.
       method: the method to call, by default `__call__`.
-      also: more entry points that reach other branches, each `(make, *inputs)` or
-        `(make, *inputs, kwargs)` with a dict.
+      also: more entry points that reach other branches: `make` alone, which is called as the first
+        one is, or `(make, *inputs)`, or `(make, *inputs, kwargs)` with a dict.
       keep_names: whether attributes keep Linen's automatic names, such as `Dense_0`.
       only: names of the classes that may be rewritten; all by default.
       skip: names of classes that stay Linen.
@@ -106,7 +106,8 @@ def rewrite(
       >>> result.is_proven
       True
     """
-    entries = [entry(make, inputs, kwargs, method), *(_extra(each, method) for each in also)]
+    first = entry(make, inputs, kwargs, method)
+    entries = [first, *(_extra(each, first) for each in also)]
     return rewrite_entries(
         entries,
         keep_names=keep_names,
@@ -278,10 +279,13 @@ def _checked(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
     return Entry(factory, tuple(inputs), dict(kwargs or {}), method)
 
 
-def _extra(given: tuple[Any, ...], method: str | None) -> Entry:
+def _extra(given: Any, first: Entry) -> Entry:
+    """Another entry point; a model alone is called as the first one is."""
+    if not isinstance(given, tuple):
+        return entry(given, *first.called)
     make, *inputs = given
     kwargs = inputs.pop() if inputs and type(inputs[-1]) is dict else {}
-    return entry(make, inputs, kwargs, method)
+    return entry(make, inputs, kwargs, first.method)
 
 
 def _result(rewriter: Rewriter) -> Rewrite:

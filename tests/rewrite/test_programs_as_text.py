@@ -70,7 +70,7 @@ def rewritten(imported_program: Callable[..., Any]) -> Any:
         def makes(fields: Mapping[str, Any]) -> Any:
             return lambda: old.Model(**fields_of(fields, old))
 
-        also = [(makes(each), *shapes) for each in program.also]
+        also = [makes(each) for each in program.also]
         result = bridge.rewrite(makes(program.fields), *shapes, gradients=False, also=also)
         result.write()
         importlib.invalidate_caches()
