@@ -54,7 +54,7 @@ def check_fields(record: ModuleInCall, submodule: nnx.Pytree, name: str) -> None
                 f"{type(record.module).__name__}.{name}",
                 getattr(node, "to_nnx__module", node),
                 "a submodule that has no arrays and no functions of a module in its fields",
-                "every copy of the model needs its own: make a constant a NumPy array, and a function"
-                " a method of the class; or make the submodule in a compact method, or pass them"
-                " when it is called",
+                "every copy of the model needs its own: make a constant a NumPy array, a function a"
+                " method of the class, and the submodule in a compact method; or pass them when it"
+                " is called",
             )
