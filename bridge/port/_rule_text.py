@@ -52,21 +52,26 @@ def renames_of(found: Correspondence) -> dict[str, str]:
     Raises PortError if NNX has no place for a leaf, or no rule can say where its parts go.
     """
     given = {id(piece) for pieces in found.laid_out.values() for piece in pieces}
-    known: list[tuple[str, str]] = []
+    pairs: dict[tuple[str, str], tuple[str, str]] = {}
     gates: dict[str, list[Piece]] = {}
     problems: list[str] = []
     for piece in (piece for piece in found.pieces if id(piece) not in given):
         if piece.nnx is None:
             problems.append(f"{linen_text(piece.linen)} has no place in NNX")
             continue
-        nnx = ".".join(_nnx_keys(piece.nnx, piece.layers))
+        linen, nnx = [*map(str, piece.linen[1])], _nnx_keys(piece.nnx, piece.layers)
         if len(piece.nnx_region) > (piece.layers[1] is not None):
-            gates.setdefault(nnx, []).append(piece)
+            gates.setdefault(".".join(nnx), []).append(piece)
         else:
-            known.append((_path_text(piece), nnx))
+            pairs["/".join(linen), ".".join(nnx)] = _without_common_end(linen, nnx)
+    # The leaves of one module may go to several places.
+    places: dict[str, set[str]] = {}
+    for linen, nnx in pairs.values():
+        places.setdefault(linen, set()).add(nnx)
+    known = [short if len(places[short[0]]) == 1 else whole for whole, short in pairs.items()]
     for nnx, pieces in gates.items():
         pieces.sort(key=lambda piece: piece.nnx_region[-1].start)
-        linen = braced([_path_text(piece) for piece in pieces], "/")
+        linen = braced(["/".join(map(str, piece.linen[1])) for piece in pieces], "/")
         if linen is None:
             problems.append(f"{nnx} has parts of several places")
         else:
@@ -74,13 +79,19 @@ def renames_of(found: Correspondence) -> dict[str, str]:
     if problems:
         remedy = "Use plan.apply(), or `python -m bridge convert --model`."
         raise PortError("paths alone do not tell where all leaves go", problems, remedy)
-    changed = [(linen, nnx) for linen, nnx in known if linen.replace("/", ".") != nnx]
-    table = rules_of(changed, known, map(_path_text, found.pieces))
+    paths = [piece.linen[1] for piece in found.pieces]
+    every = {path[:n] for path in paths for n in range(1, len(path) + 1)}
+    changed = [(a, b) for a, b in known if a.replace("/", ".") != b]
+    table = rules_of(changed, known, ["/".join(map(str, path)) for path in every])
     return {**table, **{rule.linen: rule.nnx for rule in found.laid_out}}
 
 
-def _path_text(piece: Piece) -> str:
-    return "/".join(map(str, piece.linen[1]))
+def _without_common_end(linen: Sequence[str], nnx: Sequence[str]) -> tuple[str, str]:
+    """The modules that two leaves of the same name belong to."""
+    same = 0
+    while same < min(len(linen), len(nnx)) - 1 and linen[-1 - same] == nnx[-1 - same]:
+        same += 1
+    return "/".join(linen[: len(linen) - same]), ".".join(nnx[: len(nnx) - same])
 
 
 def braced(paths: Sequence[str], separator: str, axis: str = "", times: str = "") -> str | None:
