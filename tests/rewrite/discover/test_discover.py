@@ -198,6 +198,15 @@ def test_an_interrupted_command_changes_nothing(project, capsys):
     assert files() == before
 
 
+@pytest.fixture
+def heard_interrupts():
+    """Processes inherit an ignored signal, as that of a test run in the background is."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 def test_control_c_ends_the_command_too(tmp_path):
     text = "import os, time\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\ntime.sleep(60)"
     (tmp_path / "run.py").write_text(text)
