@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from bridge.rewrite.plan._function_plans import functions_in
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._refusals import NotRewritableError
+from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
 from bridge.rewrite.syntax._source import (
     COMPREHENSIONS,
     FUNCTIONS,
@@ -21,7 +21,6 @@ from bridge.rewrite.syntax._source import (
     names_in,
 )
 
-_ABSENT = object()
 RAISES = "a branch that did not run raises NotImplementedError"
 """The note about such a block."""
 
@@ -116,21 +115,12 @@ def _is_of_none(method: Method, node: ast.Call) -> bool:
     around = method.source.parents[node]
     if not method.is_setup and not (isinstance(around, ast.Call) and around.func is node):
         return False
-    names: list[str] = []
-    owner = node.func
-    while isinstance(owner, ast.Attribute):
-        names.insert(0, owner.attr)
-        owner = owner.value
-    if not names or not isinstance(owner, ast.Name) or owner.id != "self":
-        return False
     instances = method.program.records.of_class(method.plan.cls)
-    known = [each.fields[names[0]] for each in instances if names[0] in each.fields]
-    values = [functools.reduce(_attribute, names[1:], each) for each in known]
+    try:
+        values = [evaluate(node.func, {}, each.fields) for each in instances]
+    except UnknownValueError:
+        return False
     return bool(values) and all(each is None for each in values)
-
-
-def _attribute(value: Any, name: str) -> Any:
-    return getattr(value, name, _ABSENT)
 
 
 def is_never_called(method: Method, node: ast.Call) -> bool:

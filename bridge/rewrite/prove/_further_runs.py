@@ -23,7 +23,13 @@ from bridge.rewrite.plan._references import references_of
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import is_self
 
-from ._other_values import compared_words, is_configuration, other_values, types_of
+from ._other_values import (
+    compared_words,
+    configured,
+    is_configuration,
+    other_values,
+    types_of,
+)
 from ._parts import entry_of, first_calls
 
 _MOST_RUNS = 30
@@ -198,11 +204,8 @@ def _values(plan: ClassPlan, model: Any, words: Any) -> dict[str, list[Any]]:
     for field in plan.fields:
         value: Any = getattr(model, field.name, None)
         if is_configuration(value):
-            known = types_of(type(value))
-            for own in dataclasses.fields(value):
-                if own.init:
-                    inner = getattr(value, own.name)
-                    add(f"{field.name}.{own.name}", inner, known.get(own.name))
+            for own, held, kind in configured(value):
+                add(f"{field.name}.{own}", held, kind)
         else:
             add(field.name, value, types.get(field.name))
     return {name: values for name, values in found.items() if values}

@@ -33,18 +33,24 @@ def other_values(
     """
     if not is_configuration(value):
         return [list(_others(value, annotation, words.get(name, ())))]
-    known = types_of(type(value))
     return [
-        [dataclasses.replace(value, **{own.name: other}) for other in others]
-        for own in dataclasses.fields(value)
-        if own.init
-        for others in other_values(getattr(value, own.name), known.get(own.name), own.name, words)
+        [dataclasses.replace(value, **{own: other}) for other in others]
+        for own, held, kind in configured(value)
+        for others in other_values(held, kind, own, words)
     ]
 
 
 def is_configuration(value: Any) -> bool:
     """Whether a value is an object with fields of its own."""
     return dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module)
+
+
+def configured(value: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The fields of such an object: name, value, and type or None."""
+    known = types_of(type(value))
+    for own in dataclasses.fields(value):
+        if own.init:
+            yield own.name, getattr(value, own.name), known.get(own.name)
 
 
 def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str | int]]:
