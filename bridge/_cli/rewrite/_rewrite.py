@@ -8,7 +8,7 @@ import difflib
 import json
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from flax import linen as nn
 
@@ -20,6 +20,9 @@ from bridge._nnx_in_linen.implemented_by import is_implemented
 from bridge.rewrite import Rewrite, RewriteError
 from bridge.rewrite._function import entry, rewrite_entries
 from bridge.rewrite.discover._found import Found, discovered
+
+# What makes a model, and its call.
+_Made: TypeAlias = tuple[Callable[[], Any], _target.Sample]
 
 
 def rewritten(arguments: argparse.Namespace) -> Result:
@@ -43,10 +46,13 @@ def rewritten(arguments: argparse.Namespace) -> Result:
                 )
             document = {"ok": True, "discovered": found.document}
             return Result("rewrite", document, [f"{done}: {', '.join(found.done)}"])
-        if found is None and arguments.as_linen and arguments.check and _are_done(arguments):
+        made = _targets(arguments, found, stack)
+        # As --as-linen --write leaves them.
+        are_done = all(is_implemented(type(sample.model)) for _, sample in made)
+        if found is None and arguments.as_linen and arguments.check and are_done:
             line = "every model of these TARGETs runs an NNX class already"
             return Result("rewrite", {"ok": True}, [line])
-        return _written(_result(arguments, found, stack), arguments, found)
+        return _written(_result(arguments, found, made, stack), arguments, found)
 
 
 def _written(result: Rewrite, arguments: argparse.Namespace, found: Found | None) -> Result:
@@ -85,19 +91,27 @@ def _discovered(arguments: argparse.Namespace) -> contextlib.AbstractContextMana
     )
 
 
-def _result(
+def _targets(
     arguments: argparse.Namespace, found: Found | None, stack: contextlib.ExitStack
-) -> Rewrite:
+) -> list[_Made]:
+    """What makes the models of all TARGETs, and their calls."""
     targets: list[str] = [*arguments.model]
     if found is None:
         if len(arguments.target) != 1:
             texts = " ".join(arguments.target) or "none"
             raise InputError("TARGET", texts, "one TARGET", "name others with --model")
         targets[:0] = arguments.target
+    return [_made(stack.enter_context(_target.opened(t, arguments)), t) for t in targets]
+
+
+def _result(
+    arguments: argparse.Namespace,
+    found: Found | None,
+    made: Sequence[_Made],
+    stack: contextlib.ExitStack,
+) -> Rewrite:
     entries = [each.entry for each in found.entries] if found is not None else []
-    for target in targets:
-        make, sample = _made(stack.enter_context(_target.opened(target, arguments)), target)
-        entries.append(entry(make, sample.inputs, dict(sample.kwargs), sample.method))
+    entries += [entry(m, s.inputs, dict(s.kwargs), s.method) for m, s in made]
     train = arguments.train
     return rewrite_entries(
         entries,
@@ -112,18 +126,7 @@ def _result(
     )
 
 
-def _are_done(arguments: argparse.Namespace) -> bool:
-    """Whether the class of every model runs an NNX class, as `--as-linen --write` leaves it."""
-    done: list[bool] = []
-    for target in (*arguments.target, *arguments.model):
-        with _target.opened(target, arguments) as make:
-            done.append(is_implemented(type(make().model)))
-    return bool(done) and all(done)
-
-
-def _made(
-    make: Callable[[], _target.Sample], target: str
-) -> tuple[Callable[[], Any], _target.Sample]:
+def _made(make: Callable[[], _target.Sample], target: str) -> _Made:
     """What makes the Linen model of a TARGET, and its call."""
     sample = make()
     if not isinstance(sample.model, nn.Module):
