@@ -162,9 +162,10 @@ class Candidates:
         """The expression of the method that made the partial which a name stands for."""
         if not isinstance(function, ast.Name):
             return None
-        value, call = making.env.get(function.id), only_value(self.method, function.id)
+        value = making.env.get(function.id)
         if not isinstance(value, functools.partial):
             return None
+        call = only_value(self.method, function.id)
         if isinstance(call, ast.Call) and all(
             len(binding(self.method, name)) <= 1 for name in names_in(call)
         ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -218,7 +219,7 @@ class Constructor:
             def visit_Name(self, node: ast.Name) -> ast.AST:
                 return ast.parse(texts[node.id], mode="eval").body
 
-        return ast.unparse(_Given().visit(node))
+        return ast.unparse(_Given().visit(copy.deepcopy(node)))
 
     def _own_sizes(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
         """The sizes that a class or function of the program is given, those that it needs."""

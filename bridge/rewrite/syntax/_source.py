@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import weakref
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -187,13 +188,22 @@ def is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
+# Trees do not change once they are read, so a function is walked through once for all its names.
+_BINDINGS: weakref.WeakKeyDictionary[ast.AST, dict[str, list[ast.stmt]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
 def binding(function: ast.AST, name: str) -> list[ast.stmt]:
     """The statements in a function that bind a name, with the blocks around them."""
-    return [
-        each
-        for each in ast.walk(function)
-        if isinstance(each, ast.stmt) and each is not function and name in bound_in(each)
-    ]
+    if function not in _BINDINGS:
+        found: dict[str, list[ast.stmt]] = {}
+        for each in ast.walk(function):
+            if isinstance(each, ast.stmt) and each is not function:
+                for bound in bound_in(each):
+                    found.setdefault(bound, []).append(each)
+        _BINDINGS[function] = found
+    return _BINDINGS[function].get(name, [])
 
 
 def only_value(function: FunctionNode, name: str) -> ast.expr | None:
