@@ -23,21 +23,26 @@ from ._weights import random_inputs, random_variables
 _TOLERANCE = 1e-4
 
 
-def fault(entry: Entry, classes: Mapping[type, Any], keys: Mapping[str, Any]) -> str | None:
+def fault(
+    entry: Entry, classes: Mapping[type, Any], keys: Mapping[str, Any], *, computes: bool
+) -> str | None:
     """What differs, None if nothing does.
 
-    Both are initialised, which computes nothing, and called with the same random variables. `entry`
-    says how the old model is made and called. `classes` maps old classes to new ones. `keys` has a
-    key for each stream; all of them draw the same.
+    Both are initialised, which computes nothing. With `computes`, both are called with the same
+    random variables too, and their numbers compared. `entry` says how the old model is made and
+    called. `classes` maps old classes to new ones. `keys` has a key for each stream; all of them
+    draw the same.
     """
     old = entry.make()
     try:
         new = made_of(old, classes)
-        (_, before), (_, after) = (_initialized(each, entry, keys) for each in (old, new))
+        (output, before), (other, after) = (_initialized(each, entry, keys) for each in (old, new))
     except Exception as error:
         return f"init raised {said(error)}"
     differs = _difference(before, after)
-    if differs is not None:
+    if differs is None and not computes:
+        differs = _difference({"output": output}, {"output": other})
+    if differs is not None or not computes:
         return differs
     variables = random_variables(without_sown(before))
     inputs = random_inputs(entry.inputs)
@@ -77,22 +82,17 @@ def fault_of_fields(
 ) -> str | None:
     """What differs with other fields, None if nothing does or Linen itself refuses them.
 
-    The arguments are as for `fault`. With `computes`, numbers are compared, not only shapes.
+    The arguments are as for `fault`.
     """
     try:
         model = entry.make()
         old = model.clone(**fields)
         what = ", ".join(difference(model, old))
-        output, before = _initialized(old, entry, keys)
+        _initialized(old, entry, keys)
     except Exception:
         return None
-    try:
-        other, after = _initialized(made_of(old, classes), entry, keys)
-    except Exception as error:
-        return f"with {what} init raised {said(error)}"
-    differs = _difference(before, after) or _difference({"output": output}, {"output": other})
-    if differs is None and computes:
-        differs = fault(dataclasses.replace(entry, make=lambda: old), classes, keys)
+    own = dataclasses.replace(entry, make=lambda: old)
+    differs = fault(own, classes, keys, computes=computes)
     return None if differs is None else f"with {what} {differs}"
 
 

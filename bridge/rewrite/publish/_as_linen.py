@@ -141,12 +141,13 @@ class AsLinen:
                 and hasattr(modules[plan.cls.__module__], plan.name)
             }
             for cls in self._pieces:
-                for entry in self._entries_of(cls):
-                    why = fault(entry, classes, keys)
+                for entry, computes in self._entries_of(cls):
+                    why = fault(entry, classes, keys, computes=computes)
                     if why is not None:
                         return cls, why
             for entry in self.entries:
-                why = fault(entry, classes, keys)
+                is_known = type(entry.make()) in self._pieces
+                why = None if is_known else fault(entry, classes, keys, computes=True)
                 if why is not None:
                     return next(iter(self._pieces)), f"the whole program differs: {why}"
             return self._failed_with_other_fields(classes, keys)
@@ -156,7 +157,8 @@ class AsLinen:
     ) -> tuple[type, str] | None:
         """The same for other values of each class's fields, which the program may use elsewhere."""
         for cls in [each for each in self._pieces if each not in self._with_other_fields]:
-            plan, entry = self.program.plans[cls], next(iter(self._entries_of(cls)), None)
+            plan = self.program.plans[cls]
+            entry, _ = next(iter(self._entries_of(cls)), (None, False))
             if self._variation is None or entry is None:
                 continue
             self._on_progress(f"proving the Linen class {plan.name} with other fields")
@@ -169,15 +171,19 @@ class AsLinen:
             self._with_other_fields.add(cls)
         return None
 
-    def _entries_of(self, cls: type) -> Iterable[Entry]:
-        """Calls of a class by itself."""
+    def _entries_of(self, cls: type) -> Iterable[tuple[Entry, bool]]:
+        """Calls of a class by itself, and whether to compute them: not those of other sizes.
+
+        For those the NNX class has been proven.
+        """
         records = self.program.records
+        computed = {*range(self.program.entries), *(v.run for v in self.varied if v.is_flag)}
         seen: set[str] = set()
         roots = [*zip(range(self.program.entries), self.entries, strict=True)]
         roots += [(each.run, each.entry) for each in self.varied]
         for run, entry in roots:
             if records.instances[(run, ())].cls is cls:
-                yield entry
+                yield entry, run in computed
                 seen.add("")
         for instance in records.instances.values():
             if instance.cls is not cls or not instance.path:
@@ -187,7 +193,7 @@ class AsLinen:
                 entry = None if key in seen else entry_of(self.program, instance, called)
                 seen.add(key)
                 if entry is not None:
-                    yield entry
+                    yield entry, instance.run in computed
 
     def _text(self, file: NewFile) -> str:
         """An old file with the new Linen classes in it."""
