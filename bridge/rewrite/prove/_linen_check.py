@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from bridge.rewrite.observe._entries import Entry, difference, entry_kwargs, tra
 from bridge.rewrite.observe._snapshots import is_array
 
 from ._pairing import without_sown
+from ._same_program import Given, is_same_function
 from ._weights import random_inputs, random_variables
 
 _TOLERANCE = 1e-4
@@ -29,9 +30,10 @@ def fault(
     """What differs, None if nothing does.
 
     Both are initialised, which computes nothing. With `computes`, both are called with the same
-    random variables too, and their numbers compared. `entry` says how the old model is made and
-    called. `classes` maps old classes to new ones. `keys` has a key for each stream; all of them
-    draw the same.
+    random variables too: they have to be one program, or to give the same numbers.
+
+    `entry` says how the old model is made and called. `classes` maps old classes to new ones.
+    `keys` has a key for each stream; all of them draw the same.
     """
     old = entry.make()
     try:
@@ -48,26 +50,22 @@ def fault(
     inputs = random_inputs(entry.inputs)
     modes = [entry_kwargs(entry), training_kwargs(entry)]
     for kwargs in [each for each in modes if each is not None]:
-        given = random_inputs(dict(kwargs))
-        mutable = [*before, "intermediates"]
-        for option in (mutable, False):
-            found = []
-            for model in (old, new):
-                try:
-                    found.append(
-                        _method(model, entry)(
-                            variables, *inputs, rngs=keys, mutable=option, **given
-                        )
-                    )
-                except Exception as error:
-                    found.append(error)
-            (one, other) = found
-            if isinstance(one, Exception):
+        given = Given((variables, *inputs), random_inputs(dict(kwargs)))
+        for mutable in ([*before, "intermediates"], False):
+            options = {"method": entry.method, "rngs": keys, "mutable": mutable}
+            one, other = (functools.partial(_applied, each, given, options) for each in (old, new))
+            if is_same_function(one, other, given.arrays):
+                continue
+            try:
+                expected = one(given.arrays)
+            except Exception:
                 # Such as an update of statistics that are not mutable.
                 continue
-            if isinstance(other, Exception):
-                return f"apply raised {said(other)}"
-            if not _same(one, other):
+            try:
+                found = other(given.arrays)
+            except Exception as error:
+                return f"apply raised {said(error)}"
+            if not _same(expected, found):
                 return f"apply with {dict(kwargs)} gives other values"
     return None
 
@@ -133,8 +131,16 @@ def _initialized(model: nn.Module, entry: Entry, keys: Mapping[str, Any]) -> Any
     return jax.eval_shape(init, *[leaf for leaf in leaves if is_array(leaf)])
 
 
-def _method(model: nn.Module, entry: Entry) -> Any:
-    return functools.partial(model.apply, method=entry.method)
+def _applied(
+    model: nn.Module, given: Given, options: Mapping[str, Any], arrays: Sequence[Any]
+) -> Any:
+    """What a model returns, the updated variables too, without boxes."""
+    result = given.call(functools.partial(model.apply, **options), arrays)
+    return jax.tree.map(
+        lambda x: x.unfreeze() if isinstance(x, FrozenDict) else x,
+        meta.unbox(result),
+        is_leaf=lambda x: isinstance(x, FrozenDict),
+    )
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
@@ -161,19 +167,9 @@ def _described(leaf: Any) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two results of `apply` are alike, the updated variables too."""
-    (first, tree), (second, other_tree) = (
-        jax.tree.flatten(meta.unbox(each)) for each in (_plain(one), _plain(other))
-    )
+    """Whether two results of `apply` are alike."""
+    (first, tree), (second, other_tree) = map(jax.tree.flatten, (one, other))
     return tree == other_tree and all(map(_close, first, second))
-
-
-def _plain(result: Any) -> Any:
-    return jax.tree.map(
-        lambda x: x.unfreeze() if isinstance(x, FrozenDict) else x,
-        result,
-        is_leaf=lambda x: isinstance(x, FrozenDict),
-    )
 
 
 def _close(one: Any, other: Any) -> bool:

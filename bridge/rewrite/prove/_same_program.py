@@ -29,6 +29,9 @@ _CALLS = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", *_AGAIN)
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 _ALIASES = ("copy", "copy_p")
 _COMMUTATIVE = ("add", "mul", "max", "min", "and", "or", "eq", "ne")
+# Of a loop; each doubles the time that its numbers take.
+_MOST_CARRIED = 8
+_Function: TypeAlias = Callable[[Sequence[Any]], Any]
 _NO_STATE = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
 
 
@@ -52,7 +55,7 @@ def is_same_program(
     Returns False also where that cannot be told, and None where the Linen module raises.
     """
     numbering = Numbering()
-    given = _Given(inputs, kwargs)
+    given = Given(inputs, kwargs)
     arrays = given.arrays
     old, leaves = _linen_program(*linen, given.call, method, keys, state=state)
     new, values = _nnx_program(model, given.call, method)
@@ -81,6 +84,20 @@ def is_same_program(
     )
 
 
+def is_same_function(one: _Function, other: _Function, arrays: Sequence[Any]) -> bool:
+    """Whether two functions of a list of arrays do the same; False also if that is unknown."""
+    numbering = Numbering()
+
+    def outputs(function: _Function) -> Any:
+        program = traced(lambda _, own: (function(own), []), (), arrays)
+        return numbering.outputs(program, (), arrays)[0]
+
+    try:
+        return outputs(one) == outputs(other)
+    except UnknownProgramError:
+        return False
+
+
 def computed_again(
     linen: tuple[Any, Mapping[str, Any]],
     model: Any,
@@ -95,7 +112,7 @@ def computed_again(
     The arguments are as for `is_same_program`. Raises UnknownProgramError if one of them cannot be
     traced.
     """
-    given = _Given(inputs, kwargs)
+    given = Given(inputs, kwargs)
     old, leaves = _linen_program(*linen, given.call, method, keys, state=True)
     new, values = _nnx_program(model, given.call, method)
     programs = traced(old, leaves, given.arrays), traced(new, values, given.arrays)
@@ -115,7 +132,7 @@ def _again(jaxpr: Any) -> Counter[str]:
     return found
 
 
-class _Given:
+class Given:
     """The arguments of a call, the arrays apart."""
 
     def __init__(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -223,6 +240,15 @@ def _opened(program: Any) -> tuple[Any, Sequence[Any]]:
     return getattr(program, "jaxpr", program), getattr(program, "consts", ())
 
 
+def _counted(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many values a loop is given that stay, and how many it carries."""
+    if "num_carry" in params:
+        return params["num_consts"], params["num_carry"]
+    # JAX 0.12 keeps the trees instead.
+    consts, carry, _ = map(len, params["ft_in"].unpack())
+    return consts, carry
+
+
 class Numbering:
     """Numbers for values: the same number is the same value."""
 
@@ -305,20 +331,80 @@ class Numbering:
             if first.size == outs[0].size and _only_shapes(name, params):
                 # Both ways of adding dimensions of size 1.
                 return [self._number(("reshape", given[0], outs[0].shape))]
+        if name == "scan" and (found := self._scan(equation, given)) is not None:
+            return found
+        if name == "cond":
+            index, *operands = given
+            branches = [self._run(each, operands) for each in params["branches"]]
+            return [self._number(("cond", index, each)) for each in zip(*branches, strict=True)]
         if name in _COMMUTATIVE:
             given = sorted(given)
         own = tuple(
             (key, self._param(value)) for key, value in sorted(params.items()) if key != "weak_type"
         )
         found = [
-            self._number("same key")
-            if is_same_kind(out.dtype)
-            else self._number((name, own, tuple(given), index, out.shape, str(out.dtype)))
-            for index, out in enumerate(outs)
+            self._of_kind((name, own, tuple(given), index, aval.shape, str(aval.dtype)), aval)
+            for index, aval in enumerate(outs)
         ]
         if name == "stop_gradient":
             self._stopped.update(zip(found, given, strict=True))
         return found
+
+    def _scan(self, equation: Any, given: list[int]) -> list[int] | None:
+        """The numbers of what a loop returns, in whatever order it has its values; None if unknown.
+
+        A carried value is numbered by what it is before the first turn and by what a turn makes of
+        it, which names the other carried values in turn. Of two loops with n values that change,
+        those that are alike for 2 n turns are alike for all turns.
+        """
+        params = equation.params
+        consts, carry = _counted(params)
+        fixed, initial, slices = (
+            given[:consts],
+            given[consts : consts + carry],
+            given[consts + carry :],
+        )
+        inside: list[Any] = [var.aval for var in _opened(params["jaxpr"])[0].invars[consts:]]
+        outside: list[Any] = [var.aval for var in equation.outvars]
+        loop = params["length"], params["reverse"]
+        pieces = [
+            self._of_kind(("slice", *loop, number), aval)
+            for number, aval in zip(slices, inside[carry:], strict=True)
+        ]
+
+        def turn(carried: list[int]) -> tuple[list[int], list[int]]:
+            results = self._run(params["jaxpr"], [*fixed, *carried, *pieces])
+            return results[:carry], results[carry:]
+
+        # Numbers that nothing else has, not even a loop around this one.
+        apart = [self._number(("carried", len(self._numbers))) for _ in initial]
+        changing = [index for index, number in enumerate(turn(apart)[0]) if number != apart[index]]
+        if len(changing) > _MOST_CARRIED:
+            return None
+        carried = [*initial]
+        for index in changing:
+            carried[index] = self._of_kind(("first", *loop, initial[index]), inside[index])
+        for _ in range(2 * len(changing)):
+            later, _ = turn(carried)
+            for index in changing:
+                key = "next", carried[index], later[index]
+                carried[index] = self._of_kind(key, inside[index])
+        later, stacked = turn(carried)
+        results = [*initial]
+        for index in changing:
+            results[index] = self._of_kind(("last", carried[index], later[index]), outside[index])
+        whole = dict(zip(pieces, slices, strict=True))
+        for number, aval in zip(stacked, outside[carry:], strict=True):
+            stack = self._of_kind(("stack", *loop, number), aval)
+            if number in self._stopped:
+                plain = self._of_kind(("stack", *loop, self._stopped[number]), aval)
+                self._stopped[stack] = plain
+            results.append(whole.get(number, stack))
+        return results
+
+    def _of_kind(self, key: Any, aval: Any) -> int:
+        """The number of a value by what makes it; random keys are all the same."""
+        return self._number("same key" if is_same_kind(aval.dtype) else key)
 
     def _param(self, value: Any) -> Any:
         if isinstance(_opened(value)[0], core.Jaxpr):
