@@ -35,7 +35,7 @@ def doubts(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
 def _structure(pairing: Pairing) -> Hashable:
     if pairing.nnx.is_leaf:
         return frozenset(shapes(pairing.nnx, pairing.context))
-    return frozenset(signature(pairing.nnx, pairing.context).items())
+    return signature(pairing.nnx, pairing.context)
 
 
 def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> Evidence | None:
