@@ -144,10 +144,13 @@ class Stack(NamedTuple):
 
     def axes(self, fits: Callable[[Pairing], bool]) -> list[int]:
         """The axes on which the first layer fits, counted from the front; from behind if none."""
-        values = [*self.layer(0).nnx.below.values(), *self.layer(0).linen.below.values()]
-        rank = max((len(shape_of(value) or ()) for value in values), default=0)
-        axes = [axis for axis in range(-rank, rank) if fits(self._replace(axis=axis).layer(0))]
-        return [axis for axis in axes if axis >= 0] or axes[::-1]
+        first = self.layer(0)
+        rows = [*first.nnx.rows, *first.linen.rows]
+        rank = max((len(row.shape or ()) for row in rows), default=0)
+        for axes in (range(rank), range(-1, -rank - 1, -1)):
+            if found := [axis for axis in axes if fits(self._replace(axis=axis).layer(0))]:
+                return found
+        return []
 
     def numbered(self, numbers: Sequence[int]) -> Stack:
         """The layers by their numbers."""

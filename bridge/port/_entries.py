@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from jax.core import Tracer
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import shape_text
-from bridge._conversion.neutral import Address
+from bridge._conversion.neutral import Address, Path
 from bridge._layers.table import without_nnx_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._rules.pieces import Piece
@@ -164,8 +164,8 @@ class Entries:
         return Entry("ambiguous", source, target, note=found.note)
 
     def _left_over(self) -> Iterator[Entry]:
-        modules = [found.nnx.path for found in self._found.ambiguous]
-        candidates = [scope.path for found in self._found.ambiguous for scope in found.candidates]
+        modules = {found.nnx.path for found in self._found.ambiguous}
+        candidates = {scope.path for found in self._found.ambiguous for scope in found.candidates}
         together = {piece.nnx for piece in self._found.pieces}
         together |= {found.nnx for found in self._found.mis_shaped}
         leaves = [
@@ -248,5 +248,5 @@ def _same_shape(paths: Sequence[str]) -> str:
     return f"of the same shape: {', '.join(paths)}" if 0 < len(paths) <= 2 else ""
 
 
-def _is_below(path: Sequence[Any], prefixes: Sequence[Sequence[Any]]) -> bool:
-    return any(tuple(path[: len(prefix)]) == tuple(prefix) for prefix in prefixes)
+def _is_below(path: Path, prefixes: Set[Path]) -> bool:
+    return any(path[:length] in prefixes for length in range(len(path) + 1))

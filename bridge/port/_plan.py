@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from flax import linen as nn
 from flax import nnx
@@ -23,7 +23,7 @@ from ._match import correspondence
 from ._optimizer import OptimizerPort
 from ._report import problem_texts, summary, table
 from ._rule_text import renames_of
-from ._trees import linen_nodes, linen_text, nnx_nodes, nnx_text
+from ._trees import LinenNode, NNXNode, linen_nodes, linen_text, nnx_nodes, nnx_text
 from ._writing import linen_variables, write_nnx
 
 T = TypeVar("T")
@@ -31,6 +31,21 @@ _Target = TypeVar("_Target", bound=ModelTree, covariant=True)
 _Tree = TypeVar("_Tree", bound=ModelTree)
 
 _NNX = nnx.Pytree | nnx.State
+
+
+class Sides(NamedTuple):
+    """Linen variables and an NNX model with their trees.
+
+    `left_alone` has the paths of what is not a weight. `to_nnx` says whether the model is the
+    target.
+    """
+
+    variables: Mapping[str, Any]
+    model: Any
+    linen: LinenNode
+    nnx: NNXNode
+    left_alone: tuple[str, ...]
+    to_nnx: bool
 
 
 class Plan(Generic[_Target]):
@@ -45,21 +60,14 @@ class Plan(Generic[_Target]):
         `nnx`.
     """
 
-    def __init__(
-        self,
-        correspondence: Correspondence,
-        variables: Mapping[str, Any],
-        model: Any,
-        left_alone: tuple[str, ...],
-        *,
-        to_nnx: bool,
-    ):
+    def __init__(self, correspondence: Correspondence, sides: Sides):
         self._found = correspondence
-        self._variables = variables
-        self._model = model
-        self.left_alone = left_alone
-        self.to_nnx = to_nnx
-        self.entries: tuple[Entry, ...] = tuple(Entries(correspondence, to_nnx))
+        self._sides = sides
+        self._variables = sides.variables
+        self._model = sides.model
+        self.left_alone = sides.left_alone
+        self.to_nnx = sides.to_nnx
+        self.entries: tuple[Entry, ...] = tuple(Entries(correspondence, sides.to_nnx))
 
     @property
     def ok(self) -> bool:
@@ -127,9 +135,7 @@ class Plan(Generic[_Target]):
 
     def inverse(self) -> Plan[Any]:
         """The plan of the other direction, from the target of this plan to its source."""
-        return Plan(
-            self._found, self._variables, self._model, self.left_alone, to_nnx=not self.to_nnx
-        )
+        return Plan(self._found, self._sides._replace(to_nnx=not self.to_nnx))
 
     def apply(self) -> _Target:
         """Moves the values: all of them, or none.
@@ -289,17 +295,8 @@ def plan(source: ModelTree, target: _Tree, rules: Mapping[str, str] | None = Non
       >>> bool((plan.apply()(x) == linen.apply(variables, x)).all())
       True
     """
-    variables, model, to_nnx = sides_of(source, target)
-    linen, linen_left = linen_nodes(linen_leaves.from_variables(variables))
-    root, nnx_left = nnx_nodes(model)
-    found = correspondence(linen, root, {} if rules is None else table_of(rules))
-    extra = [STATIC] if STATIC in variables else []
-    left_alone = (
-        *map(linen_text, linen_left),
-        *extra,
-        *(nnx_text(path) for _, path in nnx_left),
-    )
-    return Plan(found, variables, model, left_alone, to_nnx=to_nnx)
+    sides = sides_of(source, target)
+    return Plan(correspondence(sides.linen, sides.nnx, table_of(rules)), sides)
 
 
 def _not_clean(problems: Sequence[Entry]) -> PortError:
@@ -311,8 +308,8 @@ def _not_clean(problems: Sequence[Entry]) -> PortError:
     )
 
 
-def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
-    """(Linen variables, NNX model, whether the model is the target).
+def sides_of(source: Any, target: Any) -> Sides:
+    """The two sides of a plan.
 
     Raises ConversionError if source and target are not one of each kind.
     """
@@ -328,4 +325,11 @@ def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
             f"plan expected Linen variables, found the module {type(variables).__name__}; give what"
             " module.init returns, or jax.eval_shape(module.init, key, x) for their shapes"
         )
-    return variables, model, to_nnx
+    linen, linen_left = linen_nodes(linen_leaves.from_variables(variables))
+    nnx_root, nnx_left = nnx_nodes(model)
+    left_alone = (
+        *map(linen_text, linen_left),
+        *([STATIC] if STATIC in variables else []),
+        *(nnx_text(path) for _, path in nnx_left),
+    )
+    return Sides(variables, model, linen, nnx_root, left_alone, to_nnx)

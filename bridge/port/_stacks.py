@@ -112,7 +112,10 @@ def fitted(stack: Stack, classes: frozenset[str], *, by_size: bool = False) -> S
             return bool(ours) and ours == size(layer.linen, context)
         return any(matches([layer.nnx], [layer.linen], context, classes).values())
 
-    return stack._replace(fitting=stack.axes(fits))
+    first = stack.layer(0)
+    # Counting leaves is cheap, and says no to nearly all of thousands of pairs.
+    is_possible = by_size or first.nnx.is_norm or len(first.nnx.rows) == len(first.linen.rows)
+    return stack._replace(fitting=stack.axes(fits) if is_possible else ())
 
 
 def _is_uniform(node: NNXNode) -> bool:

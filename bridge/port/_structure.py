@@ -76,13 +76,16 @@ def signature(node: AnyNode, context: Context, *, whole: bool = False) -> Signat
     With `whole`, the layer that a norm normalises counts too.
     """
     node = node.core
-    groups: dict[Path, set[tuple[str, str, Any]]] = {}
-    for row in node.rows:
-        own = groups.setdefault(row.layer, set())
-        own.add((row.collection, row.name, shape_in(row, context)))
-    if node.is_norm and not whole:
-        groups = {node.path: groups.get(node.path, set())}
-    return frozenset(Counter(map(frozenset, groups.values())).items())
+    key = context.of(node), whole
+    if key not in node.signatures:
+        groups: dict[Path, set[tuple[str, str, Any]]] = {}
+        for row in node.rows:
+            own = groups.setdefault(row.layer, set())
+            own.add((row.collection, row.name, shape_in(row, context)))
+        if node.is_norm and not whole:
+            groups = {node.path: groups.get(node.path, set())}
+        node.signatures[key] = frozenset(Counter(map(frozenset, groups.values())).items())
+    return node.signatures[key]
 
 
 def shapes(node: AnyNode, context: Context) -> Counter[tuple[str, Any]]:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 from flax import linen as nn
 from flax import nnx
 
-from bridge._conversion import linen_leaves
 from bridge._types import ModelTree
 
 from . import _order
@@ -19,11 +18,11 @@ from ._doubts import doubts
 from ._evidence import ByEvidence
 from ._match import correspondence
 from ._orders import Orders
-from ._plan import Plan, plan, sides_of
+from ._plan import Plan, sides_of
 from ._reasons import Evidence
 from ._refits import refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
-from ._trees import LinenNode, linen_nodes, nnx_nodes
+from ._trees import LinenNode
 from ._uses import unknown
 
 # A pair of paths as rules write them, and what speaks for it.
@@ -178,11 +177,10 @@ def suggest(
       >>> port.plan(variables, Native(nnx.Rngs(0)), found.rules).ok
       True
     """
-    variables, model, _ = sides_of(source, target)
+    sides = sides_of(source, target)
+    scopes, nodes = sides.linen, sides.nnx
     own = dict(rules or {})
-    scopes, _ = linen_nodes(linen_leaves.from_variables(variables))
-    nodes, _ = nnx_nodes(model)
-    orders = _orders(variables, model, inputs, kwargs, linen)
+    orders = _orders(sides.variables, sides.model, inputs, kwargs, linen)
     evidence = ByEvidence(orders)
     found = correspondence(scopes, nodes, own, evidence)
     told = [(pair, each.evidence) for each in refits(found, orders) if (pair := each.texts)]
@@ -195,16 +193,14 @@ def suggest(
     renamed = [pairing for pairing in found.pairings if pairing.how != "by name"]
     known = [paths_of(pairing) for pairing in renamed]
     proposals = _proposals(told, scopes, known)
+    made = correspondence(scopes, nodes, _with(own, proposals))
     # With a rule for a module, a plan finds by itself more of what is inside.
-    while needed := _lacking(
-        [pairing for pairing in renamed if pairing.nnx_side not in sure],
-        correspondence(scopes, nodes, _with(own, proposals)),
-    ):
+    while needed := _lacking([each for each in renamed if each.nnx_side not in sure], made):
         sure |= {each.nnx_side for each in needed}
         told += [(paths_of(each), each.evidence) for each in needed]
         proposals = _proposals(told, scopes, known)
-    made = plan(source, target, _with(own, proposals))
-    return Suggestions(tuple(sorted(proposals, key=_rank)), made, own)
+        made = correspondence(scopes, nodes, _with(own, proposals))
+    return Suggestions(tuple(sorted(proposals, key=_rank)), Plan(made, sides), own)
 
 
 def _with(own: Mapping[str, str], proposals: Sequence[Proposal]) -> dict[str, str]:

@@ -66,6 +66,8 @@ class _Node:
 
     path: Path
     children: dict[Any, Self] = dataclasses.field(default_factory=dict)
+    # What `_structure.signature` found: many pairs ask for it again.
+    signatures: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     # A scope tells nothing of its class.
     is_open = True
@@ -399,7 +401,7 @@ def nnx_nodes(model: Any) -> tuple[NNXNode, list[Address]]:
     collections: dict[Path, str] = {}
     left_out: list[Address] = []
     for path, item in items:
-        if any(path[:n] in wrappers for n in range(len(path))):
+        if wrappers and any(path[:n] in wrappers for n in range(len(path))):
             continue
         is_variable = isinstance(item, nnx.Variable)
         if isinstance(item, ToNNX):
