@@ -223,10 +223,7 @@ class Correspondence:
         else:
             fits = expected == actual
         if not fits:
-            note = ""
-            if expected and actual and expected == actual[::-1]:
-                note = "the transpose would fit"
-            self.mis_shaped.append(MisShaped(address, leaf.path, label, note, context))
+            self.mis_shaped.append(MisShaped(address, leaf.path, label, "", context))
             return
         linen_region = layer_cut(shape_of(theirs), context.linen)
         nnx_region = layer_cut(shape_of(ours), context.nnx)

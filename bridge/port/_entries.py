@@ -142,7 +142,19 @@ class Entries:
         if name := self._class_without_counterpart(found.linen):
             note = _KEEP_WRAPPED.format(name)
             return self._directed("unsupported", [found.linen], [node], found.rule, note)
-        return self._directed("mis-shaped", [found.linen], [node], found.rule, found.note)
+        note = found.note or self._other_shape(found.linen, node)
+        return self._directed("mis-shaped", [found.linen], [node], found.rule, note)
+
+    def _other_shape(self, address: Address, node: NNXNode) -> str:
+        """What would fit instead of a leaf of another shape."""
+        linen, nnx = shape_of(self._values[address]), shape_of(node.value)
+        others = [
+            nnx_text(each.nnx)
+            for each in self._found.mis_shaped
+            if shape_of(self._leaves[each.nnx].value) == linen
+        ]
+        is_transposed = not others and linen is not None and nnx is not None and linen == nnx[::-1]
+        return "the transpose would fit" if is_transposed else _same_shape(others)
 
     def _zero(self, address: Address) -> Entry:
         value, kind = self._values[address], "matched"

@@ -24,7 +24,6 @@ from ._optimizer import OptimizerPort
 from ._report import problem_texts, summary, table
 from ._rule_text import renames_of
 from ._trees import LinenNode, NNXNode, linen_nodes, linen_text, nnx_nodes, nnx_text
-from ._writing import linen_variables, write_nnx
 
 T = TypeVar("T")
 _Target = TypeVar("_Target", bound=ModelTree, covariant=True)
@@ -153,9 +152,9 @@ class Plan(Generic[_Target]):
             raise _not_clean(self.problems)
         self._check_variables()
         if self.to_nnx:
-            write_nnx(self._found)
+            _moving.write_nnx(self._found)
             return self._model
-        moved: Any = linen_variables(self._found, self._variables)
+        moved: Any = _moving.linen_variables(self._found, self._variables)
         return moved
 
     def _check_variables(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bridge._rules.numbers import sequence
@@ -39,31 +38,19 @@ def groups(
     candidates: dict[NNXNode, list[LinenNode]],
 ) -> list[tuple[list[NNXNode], list[LinenNode]]]:
     """The modules and scopes that are connected by candidates, each group by itself."""
-    own = {node: tuple(scopes) for node, scopes in candidates.items() if scopes}
     # Modules of one structure have the same scopes, hundreds of them in a deep model.
-    edges: list[tuple[Hashable, Hashable]] = [(node, scopes[0]) for node, scopes in own.items()]
-    edges += [pair for scopes in {*own.values()} for pair in itertools.pairwise(scopes)]
-    first = connected(edges)
-    found: dict[Hashable, tuple[dict[NNXNode, None], dict[LinenNode, None]]] = {}
-    for node, scopes in own.items():
-        nodes, every = found.setdefault(first[node], ({}, {}))
-        nodes[node] = None
-        every.update(dict.fromkeys(scopes))
-    return [([*nodes], [*every]) for nodes, every in found.values()]
-
-
-def connected(edges: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, Hashable]:
-    """What stands for all that pairs connect with a thing, by the thing."""
-    found: dict[Hashable, Hashable] = {}
-
-    def first(item: Hashable) -> Hashable:
-        while found.setdefault(item, item) != item:
-            item = found[item]
-        return item
-
-    for one, other in edges:
-        found[first(one)] = first(other)
-    return {item: first(item) for item in found}
+    alike: dict[tuple[LinenNode, ...], list[NNXNode]] = {}
+    for node, scopes in candidates.items():
+        if scopes:
+            alike.setdefault(tuple(scopes), []).append(node)
+    found: list[tuple[list[NNXNode], dict[LinenNode, None]]] = []
+    for scopes, nodes in alike.items():
+        group = nodes, dict.fromkeys(scopes)
+        apart = [each for each in found if each[1].keys().isdisjoint(scopes)]
+        for each in (each for each in found if each not in apart):
+            group = each[0] + group[0], each[1] | group[1]
+        found = [*apart, group]
+    return [(nodes, [*scopes]) for nodes, scopes in found]
 
 
 def counts_constructions(scopes: Sequence[LinenNode]) -> bool:

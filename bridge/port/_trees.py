@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
-from flax import linen as nn
 from flax import nnx
 
 import registry
@@ -180,24 +179,10 @@ class LinenNode(_Node):
     def is_automatic(self) -> bool:
         """Whether Linen may have made the name, of a class and a number.
 
-        A class begins with a capital by convention. For another name, such as `block_0`, the
-        program's classes tell whether it is the first `block` or an item of a list `block`.
+        A class begins with a capital by convention, so `block_0` is an item of a list `block`.
         """
         name = class_in(self.name)
-        return name is not None and (name.lstrip("_")[:1].isupper() or name in self.class_names)
-
-    @functools.cached_property
-    def class_names(self) -> set[str]:
-        """The names of all Linen classes in this process, as the root found them."""
-        if self.parent is not None:
-            return self.parent.class_names
-        found: dict[type[nn.Module], None] = {nn.Module: None}
-        more = [nn.Module]
-        while more:
-            new = [cls for cls in more.pop().__subclasses__() if cls not in found]
-            found |= dict.fromkeys(new)
-            more += new
-        return {cls.__name__ for cls in found}
+        return name is not None and name.lstrip("_")[:1].isupper()
 
     @property
     def lineage(self) -> list[LinenNode]:
