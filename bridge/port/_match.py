@@ -20,15 +20,14 @@ from ._correspondence import (
     label_of,
 )
 from ._evidence import ByEvidence, Proposals
-from ._linking import link_by_rule, link_elsewhere
 from ._reasons import Evidence
 from ._rules import Pair, pairs_of
-from ._sequences import numbered_pairs
 from ._stacks import (
     by_nodes,
     either,
     fitted,
     leaf_stacks,
+    numbered_pairs,
     open_stacks,
     stack_of_list,
     stack_of_scopes,
@@ -105,7 +104,7 @@ class Matcher:
             self.match(*pair.parts[0], pair.context, how)
         else:
             label = label_of(pair.rule.form.text, how)
-            link_by_rule(self._found, pair.parts, pair.context, pair.rule, label)
+            self._found.link_by_rule(pair.parts, pair.context, pair.rule, label)
 
     def match(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """Matches what is below two nodes that are the same.
@@ -117,7 +116,7 @@ class Matcher:
             own = collection_of(node, scope)
             self._found.link(node, scope, own, context, label_of(None, how))
         elif layer is not None and layer.linen_of_path:
-            link_elsewhere(self._found, node, scope, layer, context, how)
+            self._found.link_elsewhere(node, scope, layer, context, how)
             # A ToLinen has the cell's variables in NNX's own layout.
             self._by_name(node, scope, context, how, "")
         else:

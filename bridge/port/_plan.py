@@ -62,8 +62,6 @@ class Plan(Generic[_Target]):
     def __init__(self, correspondence: Correspondence, sides: Sides):
         self._found = correspondence
         self._sides = sides
-        self._variables = sides.variables
-        self._model = sides.model
         self.left_alone = sides.left_alone
         self.to_nnx = sides.to_nnx
         self.entries: tuple[Entry, ...] = tuple(Entries(correspondence, sides.to_nnx))
@@ -153,13 +151,15 @@ class Plan(Generic[_Target]):
         self._check_variables()
         if self.to_nnx:
             _moving.write_nnx(self._found)
-            return self._model
-        moved: Any = _moving.linen_variables(self._found, self._variables)
+            return self._sides.model
+        moved: Any = _moving.linen_variables(self._found, self._sides.variables)
         return moved
 
     def _check_variables(self) -> None:
         """Raises if the model has other Variables than the plan moves."""
-        now = {node.path: node.item for node in nnx_nodes(self._model)[0].walk() if node.is_leaf}
+        now = {
+            node.path: node.item for node in nnx_nodes(self._sides.model)[0].walk() if node.is_leaf
+        }
         replaced = [
             f"{nnx_text(path)}: the Variable of the plan is no longer there"
             for path, leaf in self._found.nnx_leaves.items()
@@ -239,7 +239,7 @@ class Plan(Generic[_Target]):
 
     @property
     def _collections(self) -> tuple[str, ...]:
-        return tuple(self._variables)
+        return tuple(self._sides.variables)
 
 
 def plan(source: ModelTree, target: _Tree, rules: Mapping[str, str] | None = None) -> Plan[_Tree]:

@@ -16,7 +16,7 @@ from bridge._rules.rules import UNCHANGED, Form
 
 from . import _reasons
 from ._correspondence import PLAIN, Context, Correspondence, Pairing
-from ._likeness import are_alike, pairs_by_name
+from ._evidence import are_alike, pairs_by_name
 from ._names import words_of
 from ._orders import Orders
 from ._reasons import Evidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from flax import linen as nn
@@ -12,9 +12,8 @@ from flax import nnx
 
 from bridge._types import ModelTree
 
-from . import _order
-from ._correspondence import Correspondence, Pairing
-from ._doubts import doubts
+from . import _reasons, _uses
+from ._correspondence import PLAIN, Correspondence, Pairing
 from ._evidence import ByEvidence
 from ._match import correspondence
 from ._orders import Orders
@@ -22,8 +21,8 @@ from ._plan import Plan, sides_of
 from ._reasons import Evidence
 from ._refits import refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
-from ._trees import LinenNode
-from ._uses import unknown
+from ._structure import shapes, signature
+from ._trees import LinenNode, NNXNode
 
 # A pair of paths as rules write them, and what speaks for it.
 _Found: TypeAlias = tuple[tuple[str, str], Evidence]
@@ -187,7 +186,7 @@ def suggest(
     if told:
         given = _with(own, _proposals(told, scopes))
         found = correspondence(scopes, nodes, given, evidence)
-    doubted = list(doubts(found, orders))
+    doubted = list(_doubts(found, orders))
     told += [(paths_of(each), each.evidence) for each in doubted]
     sure = {each.nnx_side for each in doubted}
     renamed = [pairing for pairing in found.pairings if pairing.how != "by name"]
@@ -217,8 +216,8 @@ def _orders(
 ) -> Orders:
     traces_nnx = bool(inputs or kwargs) and isinstance(model, nnx.Module)
     return Orders(
-        _order.of_nnx(model, inputs, kwargs) if traces_nnx else unknown(),
-        _order.of_linen(linen, variables, inputs) if linen and inputs else unknown(),
+        _uses.of_nnx(model, inputs, kwargs) if traces_nnx else _uses.unknown(),
+        _uses.of_linen(linen, variables, inputs) if linen and inputs else _uses.unknown(),
     )
 
 
@@ -238,6 +237,43 @@ def _proposals(
 
 def _rank(proposal: Proposal) -> tuple[bool, ...]:
     return not proposal.is_disputed, proposal.is_weak
+
+
+def _doubts(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
+    """The pairs that the two models call in another order or use otherwise, with the evidence."""
+    if not orders.are_traced:
+        return
+    alike: dict[Hashable, list[Pairing]] = {}
+    for pairing in found.pairings:
+        if pairing.evidence.is_disputed:
+            yield pairing
+        key = pairing.linen.parent, pairing.context, _structure(pairing)
+        alike.setdefault(key, []).append(pairing)
+    for group in alike.values():
+        if orders.contradicts([(each.nnx, each.linen) for each in group]):
+            for each in group:
+                yield each._replace(proposal=each.evidence & _reasons.DIFFERS)
+    for node, scope, _ in found.same_leaves():
+        if use := _other_use(node, scope, orders):
+            evidence = (_reasons.SAME_SHAPE & use)._replace(is_disputed=True)
+            yield Pairing(scope, node, PLAIN, "by name", evidence)
+
+
+def _structure(pairing: Pairing) -> Hashable:
+    if pairing.nnx.is_leaf:
+        return frozenset(shapes(pairing.nnx, pairing.context))
+    return signature(pairing.nnx, pairing.context)
+
+
+def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> Evidence | None:
+    """What two models do otherwise with two leaves of one shape, if traces show it."""
+    if orders.is_transposed(node, scope):
+        return _reasons.TRANSPOSED
+    if {orders.runs_backwards(node), orders.runs_backwards(scope)} == {False, True}:
+        return _reasons.BACKWARDS
+    if orders.is_cut_otherwise(node, scope):
+        return _reasons.CUT_OTHERWISE
+    return None
 
 
 def _lacking(pairings: Sequence[Pairing], made: Correspondence) -> list[Pairing]:

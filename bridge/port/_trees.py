@@ -263,7 +263,7 @@ class NNXNode(_Node):
     @property
     def value(self) -> Any:
         """A leaf's value as it is stored."""
-        return raw_value(self.item) if isinstance(self.item, nnx.Variable) else self.item
+        return value_of(self.item)
 
     @property
     def is_variable(self) -> bool:
