@@ -18,9 +18,8 @@ from bridge._rules.pieces import (
     covers,
     layer_cut,
     pieces_of,
-    without_axis,
 )
-from bridge._rules.rules import Form, Layer, Rule
+from bridge._rules.rules import UNCHANGED, Form, Layer, Rule
 
 from ._reasons import SETTLED, STACKED, Evidence
 from ._trees import AnyNode, LinenNode, NNXNode
@@ -208,35 +207,46 @@ class Correspondence:
 
     def link(
         self,
-        leaf: NNXNode,
-        found: LinenNode,
-        collection: str | None,
+        parts: Sequence[tuple[NNXNode, LinenNode, str | None]],
         context: Context,
         label: str,
-    ) -> None:
-        """Links two leaves, or notes that their shapes do not fit.
+        form: Form = UNCHANGED,
+    ) -> list[Piece]:
+        """Links leaves that a form makes of each other, or notes that their shapes do not fit.
 
-        Without a `collection` there is nothing to link. `label` says in the report what put the two
-        together.
+        Args:
+          parts: NNX leaf, Linen leaf and its collection. A fused leaf is in every part. Without a
+            collection there is nothing to link.
+          context: which of stacked layers are meant.
+          label: for the report, what put them together.
+          form: how the arrays differ.
+
+        Returns:
+          A piece for each part.
         """
-        if collection is None or collection not in found.leaves:
-            return
-        self.settled.add(leaf, found, context)
-        address = collection, found.path
-        theirs, ours = found.leaves[collection].value, leaf.value
-        expected = without_axis(shape_of(ours), context.nnx)
-        actual = without_axis(shape_of(theirs), context.linen)
-        if expected is None or actual is None:
-            fits = same_shape(theirs, ours)
+        if any(collection not in scope.leaves for _, scope, collection in parts):
+            return []
+        addresses: list[Any] = [(collection, scope.path) for _, scope, collection in parts]
+        values = [scope.leaves[collection or ""].value for _, scope, collection in parts]
+        theirs = [shape_of(value) for value in values]
+        ours = [shape_of(leaf.value) for leaf, *_ in parts]
+        are_arrays = None not in (*theirs, *ours)
+        # Nearly every leaf is another one as it is.
+        if form == UNCHANGED and (context == PLAIN or not are_arrays):
+            fits = theirs == ours if are_arrays else same_shape(values[0], parts[0][0].value)
+            pieces = [Piece(None, None, layers=context)] if fits else ""
         else:
-            fits = expected == actual
-        if not fits:
-            self.mis_shaped.append(MisShaped(address, leaf.path, label, "", context))
-            return
-        linen_region = layer_cut(shape_of(theirs), context.linen)
-        nnx_region = layer_cut(shape_of(ours), context.nnx)
-        piece = Piece(address, leaf.path, linen_region, nnx_region, None, label, context)
-        self.pieces.append(piece)
+            pieces = pieces_of(theirs, ours, context, form)
+        made: list[Piece] = []
+        for number, (address, (leaf, scope, _)) in enumerate(zip(addresses, parts, strict=True)):
+            self.settled.add(leaf, scope, context)
+            if isinstance(pieces, str):
+                note = "" if form == UNCHANGED else pieces
+                self.mis_shaped.append(MisShaped(address, leaf.path, label, note, context))
+            else:
+                made.append(pieces[number]._replace(linen=address, nnx=leaf.path, rule=label))
+        self.pieces += made
+        return made
 
     def link_elsewhere(
         self,
@@ -252,12 +262,11 @@ class Correspondence:
             leaf = node.at(path)
             if leaf is None or not self.settled.is_free(leaf, context):
                 continue
-            pairs = [(leaf, there) for part in parts if (there := scope.at(part)) and there.leaves]
-            if len(parts) == 1:
-                for _, there in pairs:
-                    self.link(leaf, there, collection_of(leaf, there), context, label)
-            elif len(pairs) == len(parts):
-                self._link_laid_out(pairs, context, Form(fused="nnx"), label)
+            there = [found for part in parts if (found := scope.at(part)) and found.leaves]
+            if len(there) == len(parts):
+                form = Form(fused="nnx") if len(parts) > 1 else UNCHANGED
+                own = [(leaf, each, collection_of(leaf, each)) for each in there]
+                self.link(own, context, label, form)
         for path in layer.zero:
             there = scope.at(tuple(path.split("/")))
             if there and "params" in there.leaves:
@@ -280,39 +289,15 @@ class Correspondence:
         names = [leaf.path[len(parts[0][0].path) :] for leaf in parts[0][0].walk() if leaf.is_leaf]
         for name in names:
             both = [(node.at(name), scope.at(name)) for node, scope in parts]
-            pairs = [(ours, theirs) for ours, theirs in both if ours and theirs and theirs.leaves]
+            found = [
+                (ours, theirs, collection_of(ours, theirs))
+                for ours, theirs in both
+                if ours and theirs and theirs.leaves
+            ]
             # The plan reports what is left over.
-            if len(pairs) == len(parts):
-                own = self._link_laid_out(pairs, context, rule.form, label)
-                self.laid_out.setdefault(rule, []).extend(own)
-
-    def _link_laid_out(
-        self,
-        pairs: Sequence[tuple[NNXNode, LinenNode]],
-        context: Context,
-        form: Form,
-        label: str,
-    ) -> list[Piece]:
-        """Links leaves with different arrays; returns the pieces."""
-        addresses = [(collection_of(leaf, there) or "", there.path) for leaf, there in pairs]
-        values = [there.leaves.get(a[0]) for a, (_, there) in zip(addresses, pairs, strict=True)]
-        if None in values:
-            return []
-        theirs = [shape_of(leaf.value) for leaf in values if leaf]
-        ours = [shape_of(leaf.value) for leaf, _ in pairs]
-        pieces = pieces_of(theirs, ours, context, form)
-        for address, (leaf, there) in zip(addresses, pairs, strict=True):
-            self.settled.add(leaf, there, context)
-            if isinstance(pieces, str):
-                self.mis_shaped.append(MisShaped(address, leaf.path, label, pieces, context))
-        if isinstance(pieces, str):
-            return []
-        made = [
-            piece._replace(linen=address, nnx=leaf.path, rule=label)
-            for piece, address, (leaf, _) in zip(pieces, addresses, pairs, strict=True)
-        ]
-        self.pieces += made
-        return made
+            if len(found) == len(parts):
+                made = self.link(found, context, label, rule.form)
+                self.laid_out.setdefault(rule, []).extend(made)
 
     def incomplete(self) -> tuple[list[Address], list[Path]]:
         """The leaves of each side that the pieces cover in part, or twice."""

@@ -129,13 +129,12 @@ class Entries:
             ):
                 kind, note = "lossy", "the cast changes values; cast the source beforehand"
             yield self._directed(kind, linen, nodes, pieces[0].rule, note)
-        for address in part_of_linen if self._to_nnx else []:
+        linen_parts = [([address], []) for address in part_of_linen]
+        nnx_parts = [([], [self._leaves[path]]) for path in part_of_nnx]
+        for linen, nodes in linen_parts if self._to_nnx else nnx_parts:
             yield self._directed(
-                "unexpected", [address], [], note="the target takes only part of it"
+                "unexpected", linen, nodes, note="the target takes only part of it"
             )
-        for path in [] if self._to_nnx else part_of_nnx:
-            node = self._leaves[path]
-            yield self._directed("unexpected", [], [node], note="the target takes only part of it")
 
     def _mis_shaped(self, found: MisShaped) -> Entry:
         node = self._leaves[found.nnx]
@@ -151,7 +150,7 @@ class Entries:
         others = [
             nnx_text(each.nnx)
             for each in self._found.mis_shaped
-            if shape_of(self._leaves[each.nnx].value) == linen
+            if each.nnx != node.path and shape_of(self._leaves[each.nnx].value) == linen
         ]
         is_transposed = not others and linen is not None and nnx is not None and linen == nnx[::-1]
         return "the transpose would fit" if is_transposed else _same_shape(others)

@@ -113,8 +113,8 @@ class Matcher:
         """
         layer, free = node.layer, self._settled.is_free
         if node.is_leaf:
-            own = collection_of(node, scope)
-            self._found.link(node, scope, own, context, label_of(None, how))
+            own = node, scope, collection_of(node, scope)
+            self._found.link([own], context, label_of(None, how))
         elif layer is not None and layer.linen_of_path:
             self._found.link_elsewhere(node, scope, layer, context, how)
             # A ToLinen has the cell's variables in NNX's own layout.
@@ -165,8 +165,8 @@ class Matcher:
         for key, child in node.children.items():
             if isinstance(key, InCollection):
                 if free(child, context):
-                    label = label_of(layer, how)
-                    self._found.link(child, scope, key.collection, context, label)
+                    own = child, scope, key.collection
+                    self._found.link([own], context, label_of(layer, how))
                 continue
             name = prefix + str(key)
             renamed = renames.get(str(key), name)
@@ -176,8 +176,8 @@ class Matcher:
             if child.is_leaf:
                 if found is not None and found.leaves and free(found, context):
                     told = self._equal_names(node, child, found, context, how)
-                    own = collection_of(child, found)
-                    self._found.link(child, found, own, context, label_of(layer, told))
+                    own = child, found, collection_of(child, found)
+                    self._found.link([own], context, label_of(layer, told))
             elif child.is_container:
                 self._container(child, scope, name, context, how)
             elif found is not None and (found.children or child.is_shared) and free(found, context):
@@ -263,7 +263,8 @@ class Matcher:
                 # In Linen a norm may be told to use another collection.
                 known = leaf.collection in target.leaves
                 collection = leaf.collection if known else next(iter(target.leaves))
-                self._found.link(leaf, target, collection, context, label_of(node.layer, how))
+                own = leaf, target, collection
+                self._found.link([own], context, label_of(node.layer, how))
 
     def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
         if not all(has_open_leaf(each, self._settled, context) for each in (node, scope)):

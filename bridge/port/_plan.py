@@ -62,8 +62,8 @@ class Plan(Generic[_Target]):
     def __init__(self, correspondence: Correspondence, sides: Sides):
         self._found = correspondence
         self._sides = sides
-        self.left_alone = sides.left_alone
-        self.to_nnx = sides.to_nnx
+        self.left_alone: tuple[str, ...] = sides.left_alone
+        self.to_nnx: bool = sides.to_nnx
         self.entries: tuple[Entry, ...] = tuple(Entries(correspondence, sides.to_nnx))
 
     @property
@@ -220,7 +220,8 @@ class Plan(Generic[_Target]):
 
         Raises:
           PortError: the states have different structures, a value has no place, or the train
-            state has other parameters than the plan, such as those of a later step.
+            state has other parameters than the plan: others by name or shape or, as the source,
+            by value, such as those of a later step.
           ConversionError: source or target does not fit the direction of the plan.
 
         Source: flax/nnx/training/optimizer.py:Optimizer @ 0.12.8
@@ -252,7 +253,8 @@ def plan(source: ModelTree, target: _Tree, rules: Mapping[str, str] | None = Non
     Numbers that the program wrote count as names: `layer_0` is `layers.0`. Entries that rest on
     them have `by number` in their `rule`, because traces may contradict them; `suggest` finds that
     out. Numbers of automatic names, such as `Block_0`, count constructions and decide nothing;
-    `suggest` proposes rules for them.
+    `suggest` proposes rules for them. Names such as `block_0` are taken for those of a list, as
+    the name of a class begins with a capital.
 
     Only names, shapes and dtypes are compared. A wrong value, a transposed square kernel, or
     swapped values of two layers of one shape show only when both models run.
@@ -295,7 +297,8 @@ def plan(source: ModelTree, target: _Tree, rules: Mapping[str, str] | None = Non
       True
     """
     sides = sides_of(source, target)
-    return Plan(correspondence(sides.linen, sides.nnx, table_of(rules)), sides)
+    known = {} if rules is None else table_of(rules)
+    return Plan(correspondence(sides.linen, sides.nnx, known), sides)
 
 
 def _not_clean(problems: Sequence[Entry]) -> PortError:

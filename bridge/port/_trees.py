@@ -82,9 +82,9 @@ class _Node:
         """The arrays at this very place, by what plans and traces know them by."""
         raise NotImplementedError
 
-    @property
+    @functools.cached_property
     def rows(self) -> Sequence[Row]:
-        """The leaves here and below in Linen's layout."""
+        """The leaves here and below in Linen's layout, without caches."""
         raise NotImplementedError
 
     @property
@@ -263,7 +263,7 @@ class NNXNode(_Node):
     @property
     def value(self) -> Any:
         """A leaf's value as it is stored."""
-        return value_of(self.item)
+        return raw_value(self.item) if isinstance(self.item, nnx.Variable) else self.item
 
     @property
     def is_variable(self) -> bool:
