@@ -11,8 +11,15 @@ from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import same_shape
 from bridge._conversion.neutral import Address, Path
 from bridge._layers.layer import LayerRow
-from bridge._rules.pieces import WHOLE, Piece, Region, covers, layer_cut, without_axis
-from bridge._rules.rules import Layer, Rule
+from bridge._rules.pieces import (
+    WHOLE,
+    Piece,
+    Region,
+    covers,
+    layer_cut,
+    pieces_of,
+)
+from bridge._rules.rules import UNCHANGED, Form, Layer, Rule
 
 from ._reasons import SETTLED, STACKED, Evidence
 from ._trees import AnyNode, LinenNode, NNXNode
@@ -144,10 +151,13 @@ class Stack(NamedTuple):
 
     def axes(self, fits: Callable[[Pairing], bool]) -> list[int]:
         """The axes on which the first layer fits, counted from the front; from behind if none."""
-        values = [*self.layer(0).nnx.below.values(), *self.layer(0).linen.below.values()]
-        rank = max((len(shape_of(value) or ()) for value in values), default=0)
-        axes = [axis for axis in range(-rank, rank) if fits(self._replace(axis=axis).layer(0))]
-        return [axis for axis in axes if axis >= 0] or axes[::-1]
+        first = self.layer(0)
+        rows = [*first.nnx.rows, *first.linen.rows]
+        rank = max((len(row.shape or ()) for row in rows), default=0)
+        for axes in (range(rank), range(-1, -rank - 1, -1)):
+            if found := [axis for axis in axes if fits(self._replace(axis=axis).layer(0))]:
+                return found
+        return []
 
     def numbered(self, numbers: Sequence[int]) -> Stack:
         """The layers by their numbers."""
@@ -197,38 +207,97 @@ class Correspondence:
 
     def link(
         self,
-        leaf: NNXNode,
-        found: LinenNode,
-        collection: str | None,
+        parts: Sequence[tuple[NNXNode, LinenNode, str | None]],
         context: Context,
         label: str,
-    ) -> None:
-        """Links two leaves, or notes that their shapes do not fit.
+        form: Form = UNCHANGED,
+    ) -> list[Piece]:
+        """Links leaves that a form makes of each other, or notes that their shapes do not fit.
 
-        Without a `collection` there is nothing to link. `label` says in the report what put the two
-        together.
+        Args:
+          parts: NNX leaf, Linen leaf and its collection. A fused leaf is in every part. Without a
+            collection there is nothing to link.
+          context: which of stacked layers are meant.
+          label: for the report, what put them together.
+          form: how the arrays differ.
+
+        Returns:
+          A piece for each part.
         """
-        if collection is None or collection not in found.leaves:
-            return
-        self.settled.add(leaf, found, context)
-        address = collection, found.path
-        theirs, ours = found.leaves[collection].value, leaf.value
-        expected = without_axis(shape_of(ours), context.nnx)
-        actual = without_axis(shape_of(theirs), context.linen)
-        if expected is None or actual is None:
-            fits = same_shape(theirs, ours)
+        if any(collection not in scope.leaves for _, scope, collection in parts):
+            return []
+        addresses: list[Any] = [(collection, scope.path) for _, scope, collection in parts]
+        values = [scope.leaves[collection or ""].value for _, scope, collection in parts]
+        theirs = [shape_of(value) for value in values]
+        ours = [shape_of(leaf.value) for leaf, *_ in parts]
+        are_arrays = None not in (*theirs, *ours)
+        # Nearly every leaf is another one as it is.
+        if form == UNCHANGED and (context == PLAIN or not are_arrays):
+            fits = theirs == ours if are_arrays else same_shape(values[0], parts[0][0].value)
+            pieces = [Piece(None, None, layers=context)] if fits else ""
         else:
-            fits = expected == actual
-        if not fits:
-            note = ""
-            if expected and actual and expected == actual[::-1]:
-                note = "the transpose would fit"
-            self.mis_shaped.append(MisShaped(address, leaf.path, label, note, context))
-            return
-        linen_region = layer_cut(shape_of(theirs), context.linen)
-        nnx_region = layer_cut(shape_of(ours), context.nnx)
-        piece = Piece(address, leaf.path, linen_region, nnx_region, None, label, context)
-        self.pieces.append(piece)
+            pieces = pieces_of(theirs, ours, context, form)
+        made: list[Piece] = []
+        for number, (address, (leaf, scope, _)) in enumerate(zip(addresses, parts, strict=True)):
+            self.settled.add(leaf, scope, context)
+            if isinstance(pieces, str):
+                note = "" if form == UNCHANGED else pieces
+                self.mis_shaped.append(MisShaped(address, leaf.path, label, note, context))
+            else:
+                made.append(pieces[number]._replace(linen=address, nnx=leaf.path, rule=label))
+        self.pieces += made
+        return made
+
+    def link_elsewhere(
+        self,
+        node: NNXNode,
+        scope: LinenNode,
+        layer: LayerRow,
+        context: Context,
+        how: str,
+    ) -> None:
+        """Links the leaves that lie elsewhere in Linen, such as gates that NNX has side by side."""
+        label = label_of(layer, how)
+        for path, parts in layer.linen_of_path.items():
+            leaf = node.at(path)
+            if leaf is None or not self.settled.is_free(leaf, context):
+                continue
+            there = [found for part in parts if (found := scope.at(part)) and found.leaves]
+            if len(there) == len(parts):
+                form = Form(fused="nnx") if len(parts) > 1 else UNCHANGED
+                own = [(leaf, each, collection_of(leaf, each)) for each in there]
+                self.link(own, context, label, form)
+        for path in layer.zero:
+            there = scope.at(tuple(path.split("/")))
+            if there and "params" in there.leaves:
+                # Of stacked layers each entry is cut out once, whichever leaf it belongs to.
+                region = layer_cut(shape_of(there.leaves["params"].value), context.linen)
+                self.pieces.append(Piece(("params", there.path), None, region, rule=label))
+
+    def link_by_rule(
+        self,
+        parts: Sequence[tuple[NNXNode, LinenNode]],
+        context: Context,
+        rule: Rule,
+        label: str,
+    ) -> None:
+        """Links leaves of the same names if their arrays differ as a rule says.
+
+        If one side has fused modules or leaves, `parts` names the same one in every pair. `label`
+        says in the report what put them together.
+        """
+        names = [leaf.path[len(parts[0][0].path) :] for leaf in parts[0][0].walk() if leaf.is_leaf]
+        for name in names:
+            both = [(node.at(name), scope.at(name)) for node, scope in parts]
+            found = [
+                (ours, theirs, collection_of(ours, theirs))
+                for ours, theirs in both
+                if ours and theirs and theirs.leaves
+            ]
+            # The plan reports what is left over.
+            if len(found) == len(parts):
+                made = self.link(found, context, label, rule.form)
+                self.laid_out.setdefault(rule, []).extend(made)
 
     def incomplete(self) -> tuple[list[Address], list[Path]]:
         """The leaves of each side that the pieces cover in part, or twice."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from jax.core import Tracer
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import shape_text
-from bridge._conversion.neutral import Address
+from bridge._conversion.neutral import Address, Path
 from bridge._layers.table import without_nnx_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._rules.pieces import Piece
@@ -129,20 +129,31 @@ class Entries:
             ):
                 kind, note = "lossy", "the cast changes values; cast the source beforehand"
             yield self._directed(kind, linen, nodes, pieces[0].rule, note)
-        for address in part_of_linen if self._to_nnx else []:
+        linen_parts = [([address], []) for address in part_of_linen]
+        nnx_parts = [([], [self._leaves[path]]) for path in part_of_nnx]
+        for linen, nodes in linen_parts if self._to_nnx else nnx_parts:
             yield self._directed(
-                "unexpected", [address], [], note="the target takes only part of it"
+                "unexpected", linen, nodes, note="the target takes only part of it"
             )
-        for path in [] if self._to_nnx else part_of_nnx:
-            node = self._leaves[path]
-            yield self._directed("unexpected", [], [node], note="the target takes only part of it")
 
     def _mis_shaped(self, found: MisShaped) -> Entry:
         node = self._leaves[found.nnx]
         if name := self._class_without_counterpart(found.linen):
             note = _KEEP_WRAPPED.format(name)
             return self._directed("unsupported", [found.linen], [node], found.rule, note)
-        return self._directed("mis-shaped", [found.linen], [node], found.rule, found.note)
+        note = found.note or self._other_shape(found.linen, node)
+        return self._directed("mis-shaped", [found.linen], [node], found.rule, note)
+
+    def _other_shape(self, address: Address, node: NNXNode) -> str:
+        """What would fit instead of a leaf of another shape."""
+        linen, nnx = shape_of(self._values[address]), shape_of(node.value)
+        others = [
+            nnx_text(each.nnx)
+            for each in self._found.mis_shaped
+            if each.nnx != node.path and shape_of(self._leaves[each.nnx].value) == linen
+        ]
+        is_transposed = not others and linen is not None and nnx is not None and linen == nnx[::-1]
+        return "the transpose would fit" if is_transposed else _same_shape(others)
 
     def _zero(self, address: Address) -> Entry:
         value, kind = self._values[address], "matched"
@@ -164,8 +175,8 @@ class Entries:
         return Entry("ambiguous", source, target, note=found.note)
 
     def _left_over(self) -> Iterator[Entry]:
-        modules = [found.nnx.path for found in self._found.ambiguous]
-        candidates = [scope.path for found in self._found.ambiguous for scope in found.candidates]
+        modules = {found.nnx.path for found in self._found.ambiguous}
+        candidates = {scope.path for found in self._found.ambiguous for scope in found.candidates}
         together = {piece.nnx for piece in self._found.pieces}
         together |= {found.nnx for found in self._found.mis_shaped}
         leaves = [
@@ -248,5 +259,5 @@ def _same_shape(paths: Sequence[str]) -> str:
     return f"of the same shape: {', '.join(paths)}" if 0 < len(paths) <= 2 else ""
 
 
-def _is_below(path: Sequence[Any], prefixes: Sequence[Sequence[Any]]) -> bool:
-    return any(tuple(path[: len(prefix)]) == tuple(prefix) for prefix in prefixes)
+def _is_below(path: Path, prefixes: Set[Path]) -> bool:
+    return any(path[:length] in prefixes for length in range(len(path) + 1))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from bridge._rules.numbers import families
 
 from . import _reasons
-from ._correspondence import PLAIN, Context, Stack
-from ._likeness import are_alike, pairs_by_name
+from ._correspondence import PLAIN, Context, Pairing, Stack
+from ._names import likeness
 from ._orders import Orders, Pairs
 from ._reasons import Evidence
-from ._sequences import counts_constructions, groups, is_automatic
-from ._stacks import either
+from ._stacks import counts_constructions, either, groups, is_automatic
 from ._structure import Place, shapes, told_apart
-from ._trees import LinenNode, NNXNode
+from ._trees import LinenNode, NNXNode, nnx_text
+
+# How much of two names has to be alike for two things to be the same.
+_ENOUGH = 0.5
 
 Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
@@ -144,6 +148,45 @@ class ByEvidence:
                 for pair, is_told in zip(by_order, told, strict=True)
             ]
         return _proposals(named, _reasons.THEIR_NAMES & _reasons.CONSTRUCTIONS)
+
+
+def are_alike(node: NNXNode, scope: LinenNode) -> bool:
+    """Whether the last names of two paths are alike."""
+    return likeness(node.name, scope.name) >= _ENOUGH
+
+
+def pairs_by_name(
+    place: Place | Pairing, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]
+) -> Pairs:
+    """Pairs with the most similar names on both sides, and the only numbered ones that are left."""
+    ours = _families(nodes, lambda node: nnx_text(node.path[len(place.nnx.path) :]))
+    theirs = _families(
+        scopes, lambda scope: "/".join(map(str, scope.path[len(place.linen.path) :]))
+    )
+    # Sequences of different lengths do not correspond.
+    scores = {
+        (a, b): likeness(a, b) for a in ours for b in theirs if len(ours[a]) == len(theirs[b])
+    }
+    pairs: Pairs = []
+    while scores:
+        best = max(scores, key=lambda pair: scores[pair])
+        value = scores[best]
+        rivals = [p for p in scores if p != best and (p[0] == best[0] or p[1] == best[1])]
+        if not value or any(scores[p] >= value for p in rivals):
+            break
+        pairs += zip(ours.pop(best[0]), theirs.pop(best[1]), strict=True)
+        scores = {p: s for p, s in scores.items() if not {*p} & {*best}}
+    if len(ours) == len(theirs) == 1:
+        (last,), (other,) = ours.values(), theirs.values()
+        if len(last) == len(other):
+            pairs += zip(last, other, strict=True)
+    return pairs
+
+
+def _families(items: Sequence[Any], text_of: Callable[[Any], str]) -> dict[str, list[Any]]:
+    """Items by the words of their names, in the order of their numbers."""
+    by_text = {text_of(item): item for item in items}
+    return {own[0]: [by_text[text] for text in own] for own in families(by_text).values()}
 
 
 def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list[LinenNode]]:

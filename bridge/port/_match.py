@@ -20,15 +20,14 @@ from ._correspondence import (
     label_of,
 )
 from ._evidence import ByEvidence, Proposals
-from ._linking import link_by_rule, link_elsewhere
 from ._reasons import Evidence
 from ._rules import Pair, pairs_of
-from ._sequences import numbered_pairs
 from ._stacks import (
     by_nodes,
     either,
     fitted,
     leaf_stacks,
+    numbered_pairs,
     open_stacks,
     stack_of_list,
     stack_of_scopes,
@@ -105,7 +104,7 @@ class Matcher:
             self.match(*pair.parts[0], pair.context, how)
         else:
             label = label_of(pair.rule.form.text, how)
-            link_by_rule(self._found, pair.parts, pair.context, pair.rule, label)
+            self._found.link_by_rule(pair.parts, pair.context, pair.rule, label)
 
     def match(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """Matches what is below two nodes that are the same.
@@ -114,10 +113,10 @@ class Matcher:
         """
         layer, free = node.layer, self._settled.is_free
         if node.is_leaf:
-            own = collection_of(node, scope)
-            self._found.link(node, scope, own, context, label_of(None, how))
+            own = node, scope, collection_of(node, scope)
+            self._found.link([own], context, label_of(None, how))
         elif layer is not None and layer.linen_of_path:
-            link_elsewhere(self._found, node, scope, layer, context, how)
+            self._found.link_elsewhere(node, scope, layer, context, how)
             # A ToLinen has the cell's variables in NNX's own layout.
             self._by_name(node, scope, context, how, "")
         else:
@@ -166,8 +165,8 @@ class Matcher:
         for key, child in node.children.items():
             if isinstance(key, InCollection):
                 if free(child, context):
-                    label = label_of(layer, how)
-                    self._found.link(child, scope, key.collection, context, label)
+                    own = child, scope, key.collection
+                    self._found.link([own], context, label_of(layer, how))
                 continue
             name = prefix + str(key)
             renamed = renames.get(str(key), name)
@@ -177,8 +176,8 @@ class Matcher:
             if child.is_leaf:
                 if found is not None and found.leaves and free(found, context):
                     told = self._equal_names(node, child, found, context, how)
-                    own = collection_of(child, found)
-                    self._found.link(child, found, own, context, label_of(layer, told))
+                    own = child, found, collection_of(child, found)
+                    self._found.link([own], context, label_of(layer, told))
             elif child.is_container:
                 self._container(child, scope, name, context, how)
             elif found is not None and (found.children or child.is_shared) and free(found, context):
@@ -264,7 +263,8 @@ class Matcher:
                 # In Linen a norm may be told to use another collection.
                 known = leaf.collection in target.leaves
                 collection = leaf.collection if known else next(iter(target.leaves))
-                self._found.link(leaf, target, collection, context, label_of(node.layer, how))
+                own = leaf, target, collection
+                self._found.link([own], context, label_of(node.layer, how))
 
     def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
         if not all(has_open_leaf(each, self._settled, context) for each in (node, scope)):

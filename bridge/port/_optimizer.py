@@ -8,32 +8,23 @@ carried over.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.core import FrozenDict, freeze
-from jax.tree_util import DictKey, GetAttrKey, KeyPath, SequenceKey
+from jax.tree_util import KeyPath
 
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.arrays import shape_of
-from bridge._conversion.neutral import walk
+from bridge._conversion.neutral import Address, walk
 from bridge._errors import PortError
 
 from . import _moving
 from ._correspondence import Correspondence
 from ._trees import linen_text, nnx_text, value_of
-from ._writing import like, write
-
-
-class Both(NamedTuple):
-    """What stands at one place of the two states."""
-
-    where: str
-    linen: Any
-    nnx: Any
 
 
 class OptimizerPort:
@@ -46,25 +37,30 @@ class OptimizerPort:
 
     def to_nnx(self, train_state: Any, optimizer: nnx.Optimizer[Any]) -> nnx.Optimizer[Any]:
         """Writes state and step into an `nnx.Optimizer`, all of it or nothing."""
-        self._check_parameters(getattr(train_state, "params", None))
+        self._check_parameters(train_state, are_moved=True)
         writes: list[tuple[nnx.Variable[Any], Any]] = []
-        for both in self._parts(train_state.opt_state, optimizer.opt_state):
-            if isinstance(both.nnx, nnx.State):
-                writes += self._moments_to_nnx(both)
+        for where, linen, ours in _parts(train_state.opt_state, optimizer.opt_state):
+            if isinstance(ours, nnx.State):
+                places = {path: leaf for path, leaf in walk(ours) if not _is_masked(leaf)}
+                values = _moving.linen_values(linen, self._collections)
+                self._check_zeros(where, values)
+                moved = self._moments(where, _moving.to_nnx(self._found, values), places, nnx_text)
+                writes += [(places[path], value) for path, value in moved.items()]
             else:
-                writes.append((both.nnx, self._fitting(both.linen, both.nnx, both.where)))
+                writes.append((ours, self._fitting(linen, ours, where)))
         step = jnp.asarray(train_state.step, nnx_leaves.raw_value(optimizer.step).dtype)
         self._raise("the optimizer state cannot be moved to NNX")
-        write([*writes, (optimizer.step, step)])
+        _moving.write([*writes, (optimizer.step, step)])
         return optimizer
 
     def to_linen(self, optimizer: nnx.Optimizer[Any], train_state: Any) -> Any:
         """The train state with state and step of an `nnx.Optimizer`; the inverse of `to_nnx`."""
+        self._check_parameters(train_state, are_moved=False)
         new = [
-            self._moments_to_linen(both)
-            if isinstance(both.nnx, nnx.State)
-            else self._fitting(nnx_leaves.raw_value(both.nnx), both.linen, both.where)
-            for both in self._parts(train_state.opt_state, optimizer.opt_state)
+            self._linen_moments(where, linen, ours)
+            if isinstance(ours, nnx.State)
+            else self._fitting(nnx_leaves.raw_value(ours), linen, where)
+            for where, linen, ours in _parts(train_state.opt_state, optimizer.opt_state)
         ]
         self._raise("the optimizer state cannot be moved to Linen")
         step = nnx_leaves.raw_value(optimizer.step)
@@ -73,14 +69,22 @@ class OptimizerPort:
         opt_state = jax.tree.unflatten(jax.tree.structure(optimizer.opt_state, _is_nnx), new)
         return dataclasses.replace(train_state, opt_state=opt_state, step=step)
 
-    def _check_parameters(self, params: Any) -> None:
-        """Raises PortError if a train state has other parameters than those that the plan moves."""
+    def _check_parameters(self, train_state: Any, *, are_moved: bool) -> None:
+        """Raises PortError if a train state has other parameters than the plan.
+
+        `are_moved` says whether they also need the values that the plan moves.
+        """
+        params, known = getattr(train_state, "params", None), self._found.linen_values
         values = _moving.linen_values(params, self._collections) if params else {}
-        other = [
-            f"{linen_text(address)}: the plan has other values"
-            for address, value in values.items()
-            if _moving.is_other(value, self._found.linen_values.get(address))
-        ]
+        other: list[str] = []
+        for address, value in values.items():
+            if address[0] == "params" and address not in known:
+                other.append(f"{linen_text(address)}: the plan has no such parameter")
+            elif address in known and shape_of(value) != shape_of(known[address]):
+                shapes = f"{shape_of(known[address])}, found {shape_of(value)}"
+                other.append(f"{linen_text(address)}: the plan has shape {shapes}")
+            elif are_moved and _moving.is_other(value, known.get(address)):
+                other.append(f"{linen_text(address)}: the plan has other values")
         if other:
             raise PortError(
                 "the train state is not the one whose parameters the plan moves",
@@ -88,84 +92,45 @@ class OptimizerPort:
                 "Make a plan of its parameters, {'params': state.params}.",
             )
 
-    def _parts(self, linen: Any, ours: Any) -> list[Both]:
-        """The parameter-like trees and the scalars of both states, side by side.
+    def _check_zeros(self, where: str, values: Mapping[Address, Any]) -> None:
+        """Notes values that are lost, as NNX has no place for them."""
+        for address in dict.fromkeys(piece.linen for piece in self._found.zero_pieces()):
+            if address in values and not _moving.is_zero(values[address]):
+                text = f"{linen_text(address)} is not zero, and NNX has no place for it"
+                self._problems.append(f"{where}: {text}")
 
-        Raises PortError if one state has parts that the other one lacks.
-        """
-        found: list[Both] = []
-        only: list[str] = []
-        for keys, part in jax.tree_util.tree_flatten_with_path(ours, _is_nnx)[0]:
-            try:
-                found.append(Both(_where(keys), _at(linen, keys), part))
-            except (LookupError, AttributeError):
-                only.append(f"{_where(keys)}: only the NNX state has it")
-        known = {id(both.linen) for both in found}
-        for keys, part in jax.tree_util.tree_flatten_with_path(linen, lambda x: id(x) in known)[0]:
-            if id(part) not in known:
-                only.append(f"{_where(keys)}: only the Linen state has it")
-        if only:
-            remedy = "Give both the same optax transformation."
-            raise PortError("the two optimizer states have other parts", only, remedy)
-        return found
-
-    def _moments_to_nnx(self, both: Both) -> list[tuple[nnx.Variable[Any], Any]]:
-        values = _moving.linen_values(both.linen, self._collections)
-        moved = _moving.to_nnx(self._found, values)
-        places = {p: v for p, v in walk(both.nnx) if not _is_masked(v)}
-        adapters = {path for path, node in self._found.nnx_leaves.items() if node.is_adapter}
-        self._compare(
-            both.where,
-            {
-                path: value
-                for path, value in moved.items()
-                if path in places or path not in adapters
-            },
-            [path for path in places if path not in adapters],
-            nnx_text,
-        )
-        for piece in self._found.zero_pieces():
-            if piece.linen in values and not _moving.is_zero(values[piece.linen]):
-                self._problems.append(
-                    f"{both.where}: {linen_text(piece.linen)} is not zero, and NNX has no place for"
-                    " it"
-                )
-        return [
-            (places[path], self._fitting(value, places[path], f"{both.where}: {nnx_text(path)}"))
-            for path, value in moved.items()
-            if path in places
-        ]
-
-    def _moments_to_linen(self, both: Both) -> Any:
-        variables = _moving.as_variables(both.linen, self._collections)
+    def _linen_moments(self, where: str, linen: Any, ours: nnx.State[Any, Any]) -> Any:
+        """The Linen tree like the parameters with the values of an NNX one."""
+        variables = _moving.as_variables(linen, self._collections)
         neutral = linen_leaves.from_variables(variables)
-        moved = _moving.to_linen(self._found, _moving.nnx_values(both.nnx))
-        places = {a: leaf for a, leaf in neutral.items() if shape_of(leaf.value) is not None}
-        self._compare(both.where, moved, list(places), linen_text)
-        filled = {
-            a: leaf._replace(
-                value=self._fitting(moved[a], leaf.value, f"{both.where}: {linen_text(a)}")
-            )
-            if a in moved and a in places
-            else leaf
-            for a, leaf in neutral.items()
-        }
+        places = {a: leaf.value for a, leaf in neutral.items() if shape_of(leaf.value) is not None}
+        moved = _moving.to_linen(self._found, _moving.nnx_values(ours))
+        values = self._moments(where, moved, places, linen_text)
+        filled = {a: leaf._replace(value=values.get(a, leaf.value)) for a, leaf in neutral.items()}
         tree = linen_leaves.to_variables(filled)
-        tree = tree if variables is both.linen else tree.get("params", {})
-        return freeze(tree) if isinstance(both.linen, FrozenDict) else tree
+        tree = tree if variables is linen else tree.get("params", {})
+        return freeze(tree) if isinstance(linen, FrozenDict) else tree
 
-    def _compare(self, where: str, moved: Mapping[Any, Any], places: list[Any], text: Any) -> None:
-        """Every place needs a value, and every value that is not zero a place."""
-        self._problems += [
-            f"{where}: the source has nothing for {text(place)}"
-            for place in places
-            if place not in moved
-        ]
-        self._problems += [
-            f"{where}: {text(key)} has no place in the target's state, and is not zero"
+    def _moments(
+        self, where: str, moved: Mapping[Any, Any], places: Mapping[Any, Any], text: Any
+    ) -> dict[Any, Any]:
+        """The values that go to places of the target.
+
+        Every place needs a value, and every value that is not zero a place.
+        """
+        leaves = self._found.nnx_leaves
+        for key in places:
+            if key not in moved and not (key in leaves and leaves[key].is_adapter):
+                self._problems.append(f"{where}: the source has nothing for {text(key)}")
+        for key, value in moved.items():
+            if key not in places and not _moving.is_zero(value):
+                problem = f"{text(key)} has no place in the target's state, and is not zero"
+                self._problems.append(f"{where}: {problem}")
+        return {
+            key: self._fitting(value, places[key], f"{where}: {text(key)}")
             for key, value in moved.items()
-            if key not in places and not _moving.is_zero(value)
-        ]
+            if key in places
+        }
 
     def _fitting(self, value: Any, place: Any, where: str) -> Any:
         """A value in the dtype and the sharding of the place that it goes to."""
@@ -180,7 +145,7 @@ class OptimizerPort:
             text = f"the cast to {place.dtype} changes {value.dtype} values"
             self._problems.append(f"{where}: {text}")
         else:
-            return like(value, place)
+            return _moving.like(value, place)
         return value
 
     def _raise(self, where: str) -> None:
@@ -193,18 +158,34 @@ def _is_nnx(item: Any) -> bool:
     return isinstance(item, nnx.State | nnx.Variable)
 
 
-def _at(tree: Any, keys: KeyPath) -> Any:
-    """What stands at a place of another tree in this one."""
-    for key in keys:
-        if isinstance(key, GetAttrKey):
-            tree = getattr(tree, key.name)
-        elif isinstance(key, DictKey) and isinstance(tree, Mapping):
-            tree = tree[key.key]
-        elif isinstance(key, SequenceKey) and type(tree) in (tuple, list):
-            tree = tree[key.idx]
-        else:
-            raise LookupError(key)
-    return tree
+def _parts(linen: Any, ours: Any) -> list[tuple[str, Any, Any]]:
+    """(place, Linen part, NNX part) of the scalars and the parameter-like trees of two states.
+
+    Raises PortError if one state has parts that the other one lacks.
+    """
+    flat, structure = jax.tree_util.tree_flatten_with_path(ours, _is_nnx)
+    places = [_where(keys) for keys, _ in flat]
+    try:
+        parts = structure.flatten_up_to(linen)
+    except ValueError as error:
+        theirs = [_where(keys) for keys, _ in jax.tree_util.tree_flatten_with_path(linen)[0]]
+        only = [
+            *(f"{one}: only the NNX state has it" for one in places if not _above(one, theirs)),
+            *(
+                f"{one}: only the Linen state has it"
+                for one in theirs
+                if not any(_above(place, [one]) for place in places)
+            ),
+        ]
+        remedy = "Give both the same optax transformation."
+        problems = only or [str(error)]
+        raise PortError("the two optimizer states have other parts", problems, remedy) from None
+    return list(zip(places, parts, (part for _, part in flat), strict=True))
+
+
+def _above(place: str, others: Sequence[str]) -> bool:
+    """Whether one of other places is this one or below it."""
+    return any(f"{other}.".startswith(f"{place}.") for other in others)
 
 
 def _where(keys: KeyPath) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from flax import linen as nn
 from flax import nnx
@@ -23,14 +23,28 @@ from ._match import correspondence
 from ._optimizer import OptimizerPort
 from ._report import problem_texts, summary, table
 from ._rule_text import renames_of
-from ._trees import linen_nodes, linen_text, nnx_nodes, nnx_text
-from ._writing import linen_variables, write_nnx
+from ._trees import LinenNode, NNXNode, linen_nodes, linen_text, nnx_nodes, nnx_text
 
 T = TypeVar("T")
 _Target = TypeVar("_Target", bound=ModelTree, covariant=True)
 _Tree = TypeVar("_Tree", bound=ModelTree)
 
 _NNX = nnx.Pytree | nnx.State
+
+
+class Sides(NamedTuple):
+    """Linen variables and an NNX model with their trees.
+
+    `left_alone` has the paths of what is not a weight. `to_nnx` says whether the model is the
+    target.
+    """
+
+    variables: Mapping[str, Any]
+    model: Any
+    linen: LinenNode
+    nnx: NNXNode
+    left_alone: tuple[str, ...]
+    to_nnx: bool
 
 
 class Plan(Generic[_Target]):
@@ -45,21 +59,12 @@ class Plan(Generic[_Target]):
         `nnx`.
     """
 
-    def __init__(
-        self,
-        correspondence: Correspondence,
-        variables: Mapping[str, Any],
-        model: Any,
-        left_alone: tuple[str, ...],
-        *,
-        to_nnx: bool,
-    ):
+    def __init__(self, correspondence: Correspondence, sides: Sides):
         self._found = correspondence
-        self._variables = variables
-        self._model = model
-        self.left_alone = left_alone
-        self.to_nnx = to_nnx
-        self.entries: tuple[Entry, ...] = tuple(Entries(correspondence, to_nnx))
+        self._sides = sides
+        self.left_alone: tuple[str, ...] = sides.left_alone
+        self.to_nnx: bool = sides.to_nnx
+        self.entries: tuple[Entry, ...] = tuple(Entries(correspondence, sides.to_nnx))
 
     @property
     def ok(self) -> bool:
@@ -127,9 +132,7 @@ class Plan(Generic[_Target]):
 
     def inverse(self) -> Plan[Any]:
         """The plan of the other direction, from the target of this plan to its source."""
-        return Plan(
-            self._found, self._variables, self._model, self.left_alone, to_nnx=not self.to_nnx
-        )
+        return Plan(self._found, self._sides._replace(to_nnx=not self.to_nnx))
 
     def apply(self) -> _Target:
         """Moves the values: all of them, or none.
@@ -147,14 +150,16 @@ class Plan(Generic[_Target]):
             raise _not_clean(self.problems)
         self._check_variables()
         if self.to_nnx:
-            write_nnx(self._found)
-            return self._model
-        moved: Any = linen_variables(self._found, self._variables)
+            _moving.write_nnx(self._found)
+            return self._sides.model
+        moved: Any = _moving.linen_variables(self._found, self._sides.variables)
         return moved
 
     def _check_variables(self) -> None:
         """Raises if the model has other Variables than the plan moves."""
-        now = {node.path: node.item for node in nnx_nodes(self._model)[0].walk() if node.is_leaf}
+        now = {
+            node.path: node.item for node in nnx_nodes(self._sides.model)[0].walk() if node.is_leaf
+        }
         replaced = [
             f"{nnx_text(path)}: the Variable of the plan is no longer there"
             for path, leaf in self._found.nnx_leaves.items()
@@ -215,7 +220,8 @@ class Plan(Generic[_Target]):
 
         Raises:
           PortError: the states have different structures, a value has no place, or the train
-            state has other parameters than the plan, such as those of a later step.
+            state has other parameters than the plan: others by name or shape or, as the source,
+            by value, such as those of a later step.
           ConversionError: source or target does not fit the direction of the plan.
 
         Source: flax/nnx/training/optimizer.py:Optimizer @ 0.12.8
@@ -234,7 +240,7 @@ class Plan(Generic[_Target]):
 
     @property
     def _collections(self) -> tuple[str, ...]:
-        return tuple(self._variables)
+        return tuple(self._sides.variables)
 
 
 def plan(source: ModelTree, target: _Tree, rules: Mapping[str, str] | None = None) -> Plan[_Tree]:
@@ -247,7 +253,8 @@ def plan(source: ModelTree, target: _Tree, rules: Mapping[str, str] | None = Non
     Numbers that the program wrote count as names: `layer_0` is `layers.0`. Entries that rest on
     them have `by number` in their `rule`, because traces may contradict them; `suggest` finds that
     out. Numbers of automatic names, such as `Block_0`, count constructions and decide nothing;
-    `suggest` proposes rules for them.
+    `suggest` proposes rules for them. Names such as `block_0` are taken for those of a list, as
+    the name of a class begins with a capital.
 
     Only names, shapes and dtypes are compared. A wrong value, a transposed square kernel, or
     swapped values of two layers of one shape show only when both models run.
@@ -289,17 +296,9 @@ def plan(source: ModelTree, target: _Tree, rules: Mapping[str, str] | None = Non
       >>> bool((plan.apply()(x) == linen.apply(variables, x)).all())
       True
     """
-    variables, model, to_nnx = sides_of(source, target)
-    linen, linen_left = linen_nodes(linen_leaves.from_variables(variables))
-    root, nnx_left = nnx_nodes(model)
-    found = correspondence(linen, root, {} if rules is None else table_of(rules))
-    extra = [STATIC] if STATIC in variables else []
-    left_alone = (
-        *map(linen_text, linen_left),
-        *extra,
-        *(nnx_text(path) for _, path in nnx_left),
-    )
-    return Plan(found, variables, model, left_alone, to_nnx=to_nnx)
+    sides = sides_of(source, target)
+    known = {} if rules is None else table_of(rules)
+    return Plan(correspondence(sides.linen, sides.nnx, known), sides)
 
 
 def _not_clean(problems: Sequence[Entry]) -> PortError:
@@ -311,8 +310,8 @@ def _not_clean(problems: Sequence[Entry]) -> PortError:
     )
 
 
-def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
-    """(Linen variables, NNX model, whether the model is the target).
+def sides_of(source: Any, target: Any) -> Sides:
+    """The two sides of a plan.
 
     Raises ConversionError if source and target are not one of each kind.
     """
@@ -328,4 +327,11 @@ def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
             f"plan expected Linen variables, found the module {type(variables).__name__}; give what"
             " module.init returns, or jax.eval_shape(module.init, key, x) for their shapes"
         )
-    return variables, model, to_nnx
+    linen, linen_left = linen_nodes(linen_leaves.from_variables(variables))
+    nnx_root, nnx_left = nnx_nodes(model)
+    left_alone = (
+        *map(linen_text, linen_left),
+        *([STATIC] if STATIC in variables else []),
+        *(nnx_text(path) for _, path in nnx_left),
+    )
+    return Sides(variables, model, linen, nnx_root, left_alone, to_nnx)

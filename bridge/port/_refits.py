@@ -9,18 +9,18 @@ import operator
 from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 from bridge._rules.pieces import LeafShape, Region, part_shape, pieces_of, without_axis
 from bridge._rules.rules import UNCHANGED, Form
 
 from . import _reasons
 from ._correspondence import PLAIN, Context, Correspondence, Pairing
-from ._likeness import are_alike, pairs_by_name
+from ._evidence import are_alike, pairs_by_name
 from ._names import words_of
 from ._orders import Orders
 from ._reasons import Evidence
 from ._rule_text import braced, nnx_rule
+from ._structure import size
 from ._trees import LinenNode, N, NNXNode
 
 # What goes together, and in which form.
@@ -238,10 +238,10 @@ def _times(
     found: list[int] = []
     for name, leaf in whole.items():
         sizes = orders.products(leaf)
-        size, total = _elements(leaf, context), math.prod(sizes)
-        if not sizes or not size or not total or size % total:
+        elements, total = size(leaf, context), math.prod(sizes)
+        if not sizes or not elements or not total or elements % total:
             continue
-        own = [_elements(part[name], context) * total // size for part in parts]
+        own = [(size(part[name], context) or 0) * total // elements for part in parts]
         for axis, times in ((0, 1), (1, sizes[0])):
             block = times * math.prod(sizes[axis + 1 :])
             if not any(n % block for n in own) and sum(own) == block * sizes[axis]:
@@ -265,11 +265,6 @@ def _holders(root: Any) -> Iterator[Any]:
             yield from [node] if node.path else leaves.values()
 
 
-def _shape(leaf: NNXNode | LinenNode) -> LeafShape:
-    # A Linen leaf has one collection here.
-    return shape_of(next(iter(leaf.arrays.values())))
-
-
 class _Layer(NamedTuple):
     """The shape of a leaf or of one layer of it, and what the model does along each axis."""
 
@@ -279,7 +274,7 @@ class _Layer(NamedTuple):
 
 def _layer(leaf: NNXNode | LinenNode, context: Context, orders: Orders) -> _Layer:
     layer = context.of(leaf)
-    shape, uses = _shape(leaf), orders.uses(leaf)
+    shape, uses = leaf.rows[0].shape, orders.uses(leaf)
     if uses is not None and layer is not None and -len(uses) <= layer.axis < len(uses):
         uses = _without(uses, {layer.axis % len(uses)})
     return _Layer(without_axis(shape, layer), uses)
@@ -287,11 +282,6 @@ def _layer(leaf: NNXNode | LinenNode, context: Context, orders: Orders) -> _Laye
 
 def _without(items: Sequence[str], axes: Container[int]) -> tuple[str, ...]:
     return tuple(item for axis, item in enumerate(items) if axis not in axes)
-
-
-def _elements(leaf: NNXNode | LinenNode, context: Context) -> int:
-    """How many elements a leaf has, or one layer of it."""
-    return math.prod(without_axis(_shape(leaf), context.of(leaf)) or ())
 
 
 def _fits(linen: Sequence[_Layer], nnx: Sequence[_Layer], form: Form) -> bool:

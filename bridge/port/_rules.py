@@ -108,34 +108,22 @@ def _resolve(root: NNXNode, target: Sequence[Segment]) -> list[tuple[NNXNode, Co
     """The nodes that a target names, one for each item if it has a star."""
     nodes = [(root, PLAIN)]
     for segment in target:
-        nodes = [
-            reached
-            for node, context in nodes
-            for reached in (
-                _items(node, context, segment.axis)
-                if segment.name is None
-                else _named(node, context, segment)
-            )
-        ]
+        nodes = [each for node, context in nodes for each in _below(node, context, segment)]
     return nodes
 
 
-def _items(node: NNXNode, context: Context, axis: int) -> list[tuple[NNXNode, Context]]:
-    items = node.list_items
-    return [
-        (item, context._replace(linen=Layer(axis, number, len(items), len(node.path))))
-        for number, item in enumerate(items)
-    ]
-
-
-def _named(node: NNXNode, context: Context, segment: Segment) -> list[tuple[NNXNode, Context]]:
+def _below(node: NNXNode, context: Context, segment: Segment) -> list[tuple[NNXNode, Context]]:
+    at = len(node.path)
+    if segment.name is None:
+        items = node.list_items
+        return [
+            (item, context._replace(linen=Layer(segment.axis, number, len(items), at)))
+            for number, item in enumerate(items)
+        ]
     child = node.at((segment.name,))
-    if child is None:
-        return []
     if segment.number is not None:
-        layer = Layer(segment.axis, int(segment.number), None, len(node.path))
-        context = context._replace(nnx=layer)
-    return [(child, context)]
+        context = context._replace(nnx=Layer(segment.axis, int(segment.number), None, at))
+    return [] if child is None else [(child, context)]
 
 
 def _text(scope: LinenNode) -> str:

@@ -13,19 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 from bridge._layers.table import LEAF_NAMES, is_linen_layer, layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._rules.pieces import without_axis
 
 from ._correspondence import Context, Settled
-from ._trees import CACHE, AnyNode, InCollection, LinenNode, N, NNXNode, class_in
+from ._trees import AnyNode, LinenNode, N, NNXNode, Row, class_in
 
-# Of a leaf as Linen has it: the layer, the collection, the name in the layer, and the shape without
-# the axis of stacked layers.
-Row: TypeAlias = tuple[Path, str, str, Any]
-Signature: TypeAlias = Counter[frozenset[tuple[str, str, Any]]]
+# Of each layer the collections, names and shapes of its leaves, and how many such layers there are.
+Signature: TypeAlias = frozenset[tuple[frozenset[tuple[str, str, Any]], int]]
 
 
 class Place(NamedTuple):
@@ -65,46 +62,40 @@ class Place(NamedTuple):
         return matches(wanted, found, self.context, self.classes)
 
 
-def weights(node: AnyNode, context: Context) -> Iterator[Row]:
-    """The leaves at and below a node of either side, in Linen's layout."""
-    if isinstance(node, NNXNode):
-        if node.is_leaf:
-            yield node.path[:-1], _collection(node), node.name, _shape(node, context)
-        else:
-            yield from _in_linen_layout(node, context)
-    else:
-        for each in node.walk():
-            for collection, leaf in each.leaves.items():
-                if collection != CACHE:
-                    shape = without_axis(shape_of(leaf.value), context.linen)
-                    # A norm's `Dense_0/kernel/u`: the layer's name differs between the sides.
-                    name = str(each.path[-1]) if each.path else ""
-                    name = name[name.find("/") :] if "/" in name else name
-                    yield each.path[:-1], collection, name, shape
+def shape_in(row: Row, context: Context) -> Any:
+    """The shape of a leaf as Linen has it, without the axis of stacked layers."""
+    shape = without_axis(row.shape, context.of(row.leaf))
+    if shape and row.parts > 1:
+        shape = (*shape[:-1], shape[-1] // row.parts)
+    return shape[-1:] if shape and row.is_vector else shape
 
 
-def signature(node: N, context: Context, *, whole: bool = False) -> Signature:
-    """The layers of a module or a scope.
+def signature(node: AnyNode, context: Context, *, whole: bool = False) -> Signature:
+    """The layers of a module or a scope, and how many there are of each.
 
     With `whole`, the layer that a norm normalises counts too.
     """
     node = node.core
-    groups: dict[Path, set[tuple[str, str, Any]]] = {}
-    for row in weights(node, context):
-        groups.setdefault(row[0], set()).add(row[1:])
-    if node.is_norm and not whole:
-        groups = {node.path: groups.get(node.path, set())}
-    return Counter(map(frozenset, groups.values()))
+    key = context.of(node), whole
+    if key not in node.signatures:
+        groups: dict[Path, set[tuple[str, str, Any]]] = {}
+        for row in node.rows:
+            own = groups.setdefault(row.layer, set())
+            own.add((row.collection, row.name, shape_in(row, context)))
+        if node.is_norm and not whole:
+            groups = {node.path: groups.get(node.path, set())}
+        node.signatures[key] = frozenset(Counter(map(frozenset, groups.values())).items())
+    return node.signatures[key]
 
 
 def shapes(node: AnyNode, context: Context) -> Counter[tuple[str, Any]]:
     """How many leaves of each collection and shape there are at and below a node."""
-    return Counter((collection, shape) for _, collection, _, shape in weights(node, context))
+    return Counter((row.collection, shape_in(row, context)) for row in node.rows)
 
 
 def size(node: AnyNode, context: Context) -> int | None:
     """How many elements the leaves at and below a node have; None if one is no such layer."""
-    own = [shape for *_, shape in weights(node, context)]
+    own = [shape_in(row, context) for row in node.rows]
     return None if (-1,) in own or None in own else sum(map(math.prod, own))
 
 
@@ -121,12 +112,12 @@ def matches(
     cores = {node.core: signature(node, context) for node in wanted}
     scopes = {node.core: signature(node, context) for node in found}
     # Comparing each module with each scope takes seconds for hundreds of blocks.
-    alike: dict[frozenset[Any], list[tuple[str | None, LinenNode]]] = {}
+    alike: dict[Signature, list[tuple[str | None, LinenNode]]] = {}
     for scope, layers in scopes.items():
         named = class_in(scope.name), scope
-        alike.setdefault(frozenset(layers.items()), []).append(named)
+        alike.setdefault(layers, []).append(named)
     return {
-        node: _of_types(node, alike.get(frozenset(layers.items()), []), classes) if layers else []
+        node: _of_types(node, alike.get(layers, []), classes) if layers else []
         for node, layers in cores.items()
     }
 
@@ -160,53 +151,6 @@ def told_apart(node: NNXNode, scope: LinenNode) -> bool:
 def has_open_leaf(node: AnyNode, settled: Settled, context: Context) -> bool:
     """Whether a leaf at or below a node still needs a counterpart; without, no module does."""
     return any(settled.is_free(each, context) for each in node.walk() if each.is_leaf)
-
-
-def _in_linen_layout(
-    node: NNXNode, context: Context, taken: frozenset[NNXNode] = frozenset()
-) -> Iterator[Row]:
-    layer = node.layer
-    if node.is_norm:
-        for path, name, leaf in node.leaves_by_path():
-            # In some versions of Flax a scale is a bare array in NNX.
-            collection = (leaf.is_variable and leaf.collection) or "params"
-            text = "/".join(["", *map(str, path), name])
-            yield node.path, collection, text, _shape(leaf, context)
-        yield from _in_linen_layout(node.children["layer_instance"], context)
-        return
-    last: Any = None
-    for path, parts in layer.linen_of_path.items() if layer is not None else ():
-        if (leaf := node.at(path)) is not None:
-            taken |= {leaf}
-            shape = _shape(leaf, context)
-            if len(parts) > 1:
-                shape = (*shape[:-1], shape[-1] // len(parts))
-            last = shape[-1:]
-            for part in parts:
-                yield (*node.path, *part[:-1]), _collection(leaf), part[-1], shape
-    for path in layer.zero if layer is not None else ():
-        *group, name = path.split("/")
-        yield (*node.path, *group), "params", name, last
-    own = {*node.weights.values()} - taken
-    for key, child in node.children.items():
-        if not child.is_leaf:
-            yield from _in_linen_layout(child, context, taken)
-        elif node.is_linen and child.collection != CACHE:
-            group, name = node.path, str(key)
-            if isinstance(key, InCollection):
-                group, name = node.path[:-1], node.name
-            yield group, child.collection or "", name, _shape(child, context)
-        elif not node.is_linen and child in own:
-            name = layer.linen_of_name.get(str(key)) if layer is not None else None
-            yield node.path, _collection(child), name or str(key), _shape(child, context)
-
-
-def _collection(leaf: NNXNode) -> str:
-    return "params" if leaf.is_param else leaf.collection or ""
-
-
-def _shape(leaf: NNXNode, context: Context) -> Any:
-    return without_axis(shape_of(leaf.value), context.nnx)
 
 
 def own_classes(nnx: NNXNode) -> frozenset[str]:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from flax import linen as nn
 from flax import nnx
 
-from bridge._conversion import linen_leaves
 from bridge._types import ModelTree
 
-from . import _order
-from ._correspondence import Correspondence, Pairing
-from ._doubts import doubts
+from . import _reasons, _uses
+from ._correspondence import PLAIN, Correspondence, Pairing
 from ._evidence import ByEvidence
 from ._match import correspondence
 from ._orders import Orders
-from ._plan import Plan, plan, sides_of
+from ._plan import Plan, sides_of
 from ._reasons import Evidence
 from ._refits import refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
-from ._trees import LinenNode, linen_nodes, nnx_nodes
-from ._uses import unknown
+from ._structure import shapes, signature
+from ._trees import LinenNode, NNXNode
 
 # A pair of paths as rules write them, and what speaks for it.
 _Found: TypeAlias = tuple[tuple[str, str], Evidence]
@@ -178,33 +176,30 @@ def suggest(
       >>> port.plan(variables, Native(nnx.Rngs(0)), found.rules).ok
       True
     """
-    variables, model, _ = sides_of(source, target)
+    sides = sides_of(source, target)
+    scopes, nodes = sides.linen, sides.nnx
     own = dict(rules or {})
-    scopes, _ = linen_nodes(linen_leaves.from_variables(variables))
-    nodes, _ = nnx_nodes(model)
-    orders = _orders(variables, model, inputs, kwargs, linen)
+    orders = _orders(sides.variables, sides.model, inputs, kwargs, linen)
     evidence = ByEvidence(orders)
     found = correspondence(scopes, nodes, own, evidence)
     told = [(pair, each.evidence) for each in refits(found, orders) if (pair := each.texts)]
     if told:
         given = _with(own, _proposals(told, scopes))
         found = correspondence(scopes, nodes, given, evidence)
-    doubted = list(doubts(found, orders))
+    doubted = list(_doubts(found, orders))
     told += [(paths_of(each), each.evidence) for each in doubted]
     sure = {each.nnx_side for each in doubted}
     renamed = [pairing for pairing in found.pairings if pairing.how != "by name"]
     known = [paths_of(pairing) for pairing in renamed]
     proposals = _proposals(told, scopes, known)
+    made = correspondence(scopes, nodes, _with(own, proposals))
     # With a rule for a module, a plan finds by itself more of what is inside.
-    while needed := _lacking(
-        [pairing for pairing in renamed if pairing.nnx_side not in sure],
-        correspondence(scopes, nodes, _with(own, proposals)),
-    ):
+    while needed := _lacking([each for each in renamed if each.nnx_side not in sure], made):
         sure |= {each.nnx_side for each in needed}
         told += [(paths_of(each), each.evidence) for each in needed]
         proposals = _proposals(told, scopes, known)
-    made = plan(source, target, _with(own, proposals))
-    return Suggestions(tuple(sorted(proposals, key=_rank)), made, own)
+        made = correspondence(scopes, nodes, _with(own, proposals))
+    return Suggestions(tuple(sorted(proposals, key=_rank)), Plan(made, sides), own)
 
 
 def _with(own: Mapping[str, str], proposals: Sequence[Proposal]) -> dict[str, str]:
@@ -221,8 +216,8 @@ def _orders(
 ) -> Orders:
     traces_nnx = bool(inputs or kwargs) and isinstance(model, nnx.Module)
     return Orders(
-        _order.of_nnx(model, inputs, kwargs) if traces_nnx else unknown(),
-        _order.of_linen(linen, variables, inputs) if linen and inputs else unknown(),
+        _uses.of_nnx(model, inputs, kwargs) if traces_nnx else _uses.unknown(),
+        _uses.of_linen(linen, variables, inputs) if linen and inputs else _uses.unknown(),
     )
 
 
@@ -242,6 +237,43 @@ def _proposals(
 
 def _rank(proposal: Proposal) -> tuple[bool, ...]:
     return not proposal.is_disputed, proposal.is_weak
+
+
+def _doubts(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
+    """The pairs that the two models call in another order or use otherwise, with the evidence."""
+    if not orders.are_traced:
+        return
+    alike: dict[Hashable, list[Pairing]] = {}
+    for pairing in found.pairings:
+        if pairing.evidence.is_disputed:
+            yield pairing
+        key = pairing.linen.parent, pairing.context, _structure(pairing)
+        alike.setdefault(key, []).append(pairing)
+    for group in alike.values():
+        if orders.contradicts([(each.nnx, each.linen) for each in group]):
+            for each in group:
+                yield each._replace(proposal=each.evidence & _reasons.DIFFERS)
+    for node, scope, _ in found.same_leaves():
+        if use := _other_use(node, scope, orders):
+            evidence = (_reasons.SAME_SHAPE & use)._replace(is_disputed=True)
+            yield Pairing(scope, node, PLAIN, "by name", evidence)
+
+
+def _structure(pairing: Pairing) -> Hashable:
+    if pairing.nnx.is_leaf:
+        return frozenset(shapes(pairing.nnx, pairing.context))
+    return signature(pairing.nnx, pairing.context)
+
+
+def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> Evidence | None:
+    """What two models do otherwise with two leaves of one shape, if traces show it."""
+    if orders.is_transposed(node, scope):
+        return _reasons.TRANSPOSED
+    if {orders.runs_backwards(node), orders.runs_backwards(scope)} == {False, True}:
+        return _reasons.BACKWARDS
+    if orders.is_cut_otherwise(node, scope):
+        return _reasons.CUT_OTHERWISE
+    return None
 
 
 def _lacking(pairings: Sequence[Pairing], made: Correspondence) -> list[Pairing]:

@@ -9,16 +9,16 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
-from flax import linen as nn
 from flax import nnx
 
 import registry
 from bridge._conversion import nnx_leaves
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.collections import OUTPUTS, STATIC
 from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.neutral import Address, Key, Leaf, Neutral, Path, walk
@@ -37,12 +37,36 @@ _NO_WEIGHTS = OUTPUTS | {STATIC}
 _ARRAY = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 
 
+class Row(NamedTuple):
+    """A leaf as Linen has it.
+
+    Attributes:
+      leaf: the leaf of either side.
+      shape: the leaf's own shape.
+      layer: the path of the layer that has it.
+      collection: its collection.
+      name: its name in the layer.
+      parts: how many Linen leaves the leaf holds side by side; this is one of them.
+      is_vector: whether it only has the last axis.
+    """
+
+    leaf: AnyNode
+    shape: Any
+    layer: Path
+    collection: str
+    name: str
+    parts: int = 1
+    is_vector: bool = False
+
+
 @dataclasses.dataclass(eq=False)
 class _Node:
     """A place in one of the two trees."""
 
     path: Path
     children: dict[Any, Self] = dataclasses.field(default_factory=dict)
+    # What `_structure.signature` found: many pairs ask for it again.
+    signatures: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     # A scope tells nothing of its class.
     is_open = True
@@ -56,6 +80,11 @@ class _Node:
     @property
     def arrays(self) -> Mapping[Any, Any]:
         """The arrays at this very place, by what plans and traces know them by."""
+        raise NotImplementedError
+
+    @functools.cached_property
+    def rows(self) -> Sequence[Row]:
+        """The leaves here and below in Linen's layout, without caches."""
         raise NotImplementedError
 
     @property
@@ -121,6 +150,17 @@ class LinenNode(_Node):
     def arrays(self) -> Mapping[Address, Any]:
         return {(collection, self.path): leaf.value for collection, leaf in self.leaves.items()}
 
+    @functools.cached_property
+    def rows(self) -> Sequence[Row]:
+        # A norm's `Dense_0/kernel/u`: the layer's name differs between the sides.
+        name = self.name[max(self.name.find("/"), 0) :]
+        own = [
+            Row(self, shape_of(leaf.value), self.path[:-1], collection, name)
+            for collection, leaf in self.leaves.items()
+            if collection != CACHE
+        ]
+        return [*own, *(row for child in self.children.values() for row in child.rows)]
+
     @property
     def weights(self) -> dict[str, LinenNode]:
         """The weights directly below by name; a leaf is its own."""
@@ -139,24 +179,10 @@ class LinenNode(_Node):
     def is_automatic(self) -> bool:
         """Whether Linen may have made the name, of a class and a number.
 
-        A class begins with a capital by convention. For another name, such as `block_0`, the
-        program's classes tell whether it is the first `block` or an item of a list `block`.
+        A class begins with a capital by convention, so `block_0` is an item of a list `block`.
         """
         name = class_in(self.name)
-        return name is not None and (name.lstrip("_")[:1].isupper() or name in self.class_names)
-
-    @functools.cached_property
-    def class_names(self) -> set[str]:
-        """The names of all Linen classes in this process, as the root found them."""
-        if self.parent is not None:
-            return self.parent.class_names
-        found: dict[type[nn.Module], None] = {nn.Module: None}
-        more = [nn.Module]
-        while more:
-            new = [cls for cls in more.pop().__subclasses__() if cls not in found]
-            found |= dict.fromkeys(new)
-            more += new
-        return {cls.__name__ for cls in found}
+        return name is not None and name.lstrip("_")[:1].isupper()
 
     @property
     def lineage(self) -> list[LinenNode]:
@@ -179,7 +205,7 @@ class NNXNode(_Node):
     Attributes:
       item: the object; a Variable or an array if this is a leaf, None in a State and for a scope.
       collection: a leaf's collection.
-      is_linen: whether this is a `ToNNX` or a scope inside one.
+      is_linen: whether this is a `ToNNX`, or a scope or leaf inside one.
     """
 
     item: Any = None
@@ -283,6 +309,46 @@ class NNXNode(_Node):
             if child.collection != CACHE
         }
 
+    @functools.cached_property
+    def rows(self) -> Sequence[Row]:
+        if self.is_leaf:
+            return [self._row(self, self.path[:-1], self.name)]
+        layer, found = self.layer, list[Row]()
+        if self.is_norm:
+            for path, name, leaf in self.leaves_by_path():
+                row = self._row(leaf, self.path, "/".join(["", *map(str, path), name]))
+                # In some versions of Flax a scale is a bare array in NNX.
+                found.append(row if leaf.is_variable else row._replace(collection="params"))
+            return [*found, *self.children["layer_instance"].rows]
+        for path, parts in layer.linen_of_path.items() if layer is not None else ():
+            if (leaf := self.at(path)) is not None:
+                found += [
+                    self._row(leaf, (*self.path, *part[:-1]), part[-1], len(parts))
+                    for part in parts
+                ]
+        taken = {row.leaf for row in found}
+        for path in layer.zero if layer is not None and found else ():
+            *group, name = path.split("/")
+            row = found[-1]._replace(layer=(*self.path, *group), collection="params", name=name)
+            found.append(row._replace(is_vector=True))
+        own = {*self.weights.values()}
+        for key, child in self.children.items():
+            if not child.is_leaf:
+                found += [row for row in child.rows if row.leaf not in taken]
+            elif self.is_linen and child.collection != CACHE:
+                shared = isinstance(key, InCollection)
+                row = self._row(child, child.path[:-1], str(key))
+                found.append(row._replace(layer=self.path[:-1], name=self.name) if shared else row)
+            elif not self.is_linen and child in own and child not in taken:
+                name = layer.linen_of_name.get(str(key)) if layer is not None else None
+                found.append(self._row(child, self.path, name or str(key)))
+        return found
+
+    def _row(self, leaf: NNXNode, layer: Path, name: str, parts: int = 1) -> Row:
+        is_param = leaf.is_param and not leaf.is_linen
+        collection = "params" if is_param else leaf.collection or ""
+        return Row(leaf, shape_of(leaf.value), layer, collection, name, parts)
+
     def computes(self, key: Key) -> bool:
         """Whether a leaf is one that the module's constructor computes from its arguments."""
         return self.layer is not None and key in self.layer.computed
@@ -320,7 +386,7 @@ def nnx_nodes(model: Any) -> tuple[NNXNode, list[Address]]:
     collections: dict[Path, str] = {}
     left_out: list[Address] = []
     for path, item in items:
-        if any(path[:n] in wrappers for n in range(len(path))):
+        if wrappers and any(path[:n] in wrappers for n in range(len(path))):
             continue
         is_variable = isinstance(item, nnx.Variable)
         if isinstance(item, ToNNX):
@@ -388,7 +454,7 @@ def _wrapped(wrapper: NNXNode) -> list[Address]:
         if _is_no_weight(collection):
             left_out.append((collection, path))
         else:
-            leaf = NNXNode(path, item=held.variable, collection=collection)
+            leaf = NNXNode(path, item=held.variable, collection=collection, is_linen=True)
             leaves.setdefault(linen_path, []).append(leaf)
     scopes = {path[:n] for path in leaves for n in range(len(path))}
     for path, together in leaves.items():

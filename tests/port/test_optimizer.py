@@ -205,6 +205,27 @@ def test_a_train_state_of_a_later_step_than_the_plan_is_refused(model, params):
     assert int(optimizer.step[...]) == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (
+            lambda p: {**p, "Dense_0": {"kernel": jnp.ones((3, 5))}},
+            r"shape \(3, 2\), found \(3, 5\)",
+        ),
+        (lambda p: {"other": p["Dense_0"]}, "params/other/bias: the plan has no such parameter"),
+    ],
+)
+def test_a_train_state_of_another_model_is_refused_in_both_directions(model, params, change, found):
+    # Without moments nothing else tells.
+    tx = optax.sgd(1e-2)
+    state, optimizer = at_start(change(params), tx), nnx.Optimizer(model, tx, wrt=nnx.Param)
+    plan = port.plan({"params": params}, model)
+    with pytest.raises(port.PortError, match=found):
+        plan.apply_optimizer(state, optimizer)
+    with pytest.raises(port.PortError, match=found):
+        plan.inverse().apply_optimizer(optimizer, state)
+
+
 def at_start_with_ones(params, tx):
     state = at_start(params, tx)
     return state.replace(opt_state=jax.tree.map(jnp.ones_like, state.opt_state))

@@ -214,6 +214,19 @@ def test_missing_bias_transposed_kernel_and_swapped_layers_are_named(variables, 
     }
 
 
+def test_swapped_layers_are_not_taken_for_transposed_ones():
+    linen = {name: {"kernel": jnp.ones(shape)} for name, shape in (("a", (3, 8)), ("b", (8, 3)))}
+    rngs = nnx.Rngs(0)
+    model = nnx.Dict(
+        a=nnx.Linear(8, 3, use_bias=False, rngs=rngs), b=nnx.Linear(3, 8, use_bias=False, rngs=rngs)
+    )
+    notes = {entry.target: entry.note for entry in port.plan({"params": linen}, model).problems}
+    assert notes == {
+        ("a.kernel",): "of the same shape: b.kernel",
+        ("b.kernel",): "of the same shape: a.kernel",
+    }
+
+
 def test_a_block_with_a_missing_bias_names_that_bias_by_its_layer(variables, model):
     del variables["params"]["block_1"]["Dense_0"]["bias"]
     problems = port.plan(variables, model, RULES).problems
@@ -630,7 +643,7 @@ def test_a_cast_that_changes_values_is_lossy_and_one_that_does_not_is_made():
 def test_a_failed_write_leaves_the_model_as_it_was(variables, model, monkeypatch):
     before = exact(nnx.state(model))
     plan = port.plan(variables, model, RULES)
-    write, calls = port._writing.assign_raw_value, []
+    write, calls = port._moving.assign_raw_value, []
 
     def failing(variable, value):
         calls.append(variable)
@@ -638,7 +651,7 @@ def test_a_failed_write_leaves_the_model_as_it_was(variables, model, monkeypatch
             raise MemoryError
         write(variable, value)
 
-    monkeypatch.setattr(port._writing, "assign_raw_value", failing)
+    monkeypatch.setattr(port._moving, "assign_raw_value", failing)
     with pytest.raises(MemoryError):
         plan.apply()
     assert exact(nnx.state(model)) == before

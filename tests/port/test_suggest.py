@@ -394,44 +394,6 @@ def test_an_nnx_trace_tells_the_axis_of_stacked_square_layers(axis):
     np.testing.assert_allclose(model(X), LinenSquares().apply(variables, X), rtol=1e-5)
 
 
-class stage(nn.Module):  # noqa: N801
-    """A class whose automatic names begin with a small letter."""
-
-    @nn.compact
-    def __call__(self, x):
-        return x + nn.Dense(4)(x)
-
-
-class NestedStages(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return stage()(stage()(x))
-
-
-class NativeStages(nnx.Module):
-    def __init__(self, rngs):
-        self.stages = nnx.List([nnx.Dict(fc=nnx.Linear(4, 4, rngs=rngs)) for _ in range(2)])
-
-    def __call__(self, x):
-        for each in self.stages:
-            x = x + each["fc"](x)
-        return x
-
-
-def test_a_class_with_a_small_letter_makes_automatic_names_too():
-    linen = NestedStages()
-    variables = linen.init(jax.random.key(0), X)
-    assert set(variables["params"]) == {"stage_0", "stage_1"}
-    model = NativeStages(nnx.Rngs(0))
-    assert {entry.kind for entry in port.plan(variables, model).problems} == {"ambiguous"}
-    found = port.suggest(variables, model, X, linen=linen)
-    port.plan(variables, model, found.rules).apply()
-    np.testing.assert_array_equal(model(X), linen.apply(variables, X))
-    # Of no class that there is, so it is the name of a list.
-    renamed = {f"step_{n}": variables["params"][f"stage_{n}"] for n in range(2)}
-    assert port.plan({"params": renamed}, model).ok
-
-
 def calls_of_a_plan(count):
     """How many Python functions a plan of as many blocks calls that could all be exchanged."""
     names = (f"Block_{n}" for n in range(count))
@@ -502,7 +464,7 @@ def test_a_parameter_cast_before_its_use_counts_where_it_is_used():
             late, early = (m.kernel[...].astype(jnp.bfloat16) for m in (self.first, self.second))
             return (x.astype(jnp.bfloat16) @ early) @ late
 
-    order = port._order.of_nnx(Cast(nnx.Rngs(0)), (X,), {})
+    order = port._uses.of_nnx(Cast(nnx.Rngs(0)), (X,), {})
     assert order.ranks["second", "kernel"] < order.ranks["first", "kernel"]
 
 
