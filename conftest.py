@@ -51,8 +51,8 @@ from tests.stack_chunk import in_one_chunk  # noqa: E402
 COMPILING = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("local", max_examples=25, **COMPILING)
 settings.register_profile("ci", max_examples=50, derandomize=True, **COMPILING)
-# For a further run of tests: `pytest --hypothesis-profile=few`. With `third` it takes a third of the
-# cases that each test is parametrized with, too.
+# For a further run of tests: `pytest --hypothesis-profile=few`. With `third` it also takes a third
+# of the cases that each test is parametrized with.
 for further in ("few", "third"):
     settings.register_profile(further, max_examples=10, derandomize=True, **COMPILING)
 settings.load_profile("ci" if os.environ.get("CI") else "local")

@@ -17,7 +17,7 @@ from bridge.rewrite.observe._runs import run
 from bridge.rewrite.prove._build import importable
 from bridge.rewrite.prove._draws import same_key, with_same_keys
 from bridge.rewrite.prove._paths import rules_of
-from bridge.rewrite.prove._same_program import is_same_program
+from bridge.rewrite.prove._same_program import compare_programs
 from bridge.rewrite.prove._weights import random_inputs, random_variables
 from tests.drawing import drawing
 from tests.rewrite.weights import without_weights
@@ -292,7 +292,7 @@ def check(rewriter, entry, fields, source):
     with_same_keys(model)
     keys = {"dropout": same_key()}
     pair = (linen, variables), model
-    is_same = is_same_program(*pair, (x,), {"train": True}, keys=keys)
+    is_same = compare_programs(*pair, (x,), {"train": True}, keys=keys).same
     # A layer of size 0, such as `int(1 * 0.5)`, leaves operations on nothing that have no order.
     is_told = all(leaf.size for leaf in jax.tree.leaves(variables))
     assert is_same or not is_told, f"{fields}\n{source}"

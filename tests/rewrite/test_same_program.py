@@ -11,7 +11,7 @@ from jax.extend import core
 
 from bridge import parity, port
 from bridge.rewrite.prove._draws import same_key, with_same_keys
-from bridge.rewrite.prove._same_program import Numbering, is_same_program
+from bridge.rewrite.prove._same_program import Numbering, compare_programs
 from bridge.rewrite.prove._weights import random_variables
 
 X = jax.ShapeDtypeStruct((2, 4), "float32")
@@ -155,7 +155,7 @@ def is_same_with(function, other):
     variables = random_variables(jax.eval_shape(linen.init, jax.random.key(0), X))
     model = NativeFunction(other, nnx.Rngs(0))
     port.plan(variables, model).apply()
-    return is_same_program((linen, variables), model, (jnp.ones(X.shape),), {})
+    return compare_programs((linen, variables), model, (jnp.ones(X.shape),), {}).same
 
 
 def pair(cls):
@@ -171,9 +171,8 @@ def is_same(cls, *, train=False):
     """Both inputs are equal, which must not hide that they are taken for each other."""
     linen, model = pair(cls)
     x = jnp.ones(X.shape)
-    return is_same_program(
-        linen, model, (x, x), {"train": train}, keys={"dropout": same_key()}, state=train
-    )
+    keys = {"dropout": same_key()}
+    return compare_programs(linen, model, (x, x), {"train": train}, keys=keys, state=train).same
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -224,7 +223,7 @@ def test_weights_that_cannot_be_told_apart_are_not_taken_for_each_other():
     model = OtherWeights(nnx.Rngs(0))
     port.plan(zeros, model).apply()
     x = jnp.ones(X.shape)
-    assert not is_same_program((linen[0], zeros), model, (x, x), {"train": False})
+    assert not compare_programs((linen[0], zeros), model, (x, x), {"train": False}).same
 
 
 @pytest.mark.parametrize("name", ["input", "not differentiated", "closure"])
@@ -262,9 +261,9 @@ def test_a_weight_that_is_held_twice_has_two_gradients():
         layer.bias[...] = variables["params"]["a"]["bias"]
     x = jnp.ones(X.shape)
     assert (linen.apply(variables, x) == model(x)).all()
-    assert not is_same_program((linen, variables), model, (x,), {})
+    assert not compare_programs((linen, variables), model, (x,), {}).same
     model.b = model.a
-    assert is_same_program((linen, variables), model, (x,), {})
+    assert compare_programs((linen, variables), model, (x,), {}).same
 
 
 def test_closures_of_one_factory_are_other_functions():

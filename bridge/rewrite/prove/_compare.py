@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from bridge.rewrite.observe._entries import Entry
 from bridge.rewrite.observe._records import Shape
 from bridge.rewrite.plan._plans import Program
 
-from ._same_program import UnknownProgramError, computed_again, is_same_program
+from ._same_program import Found, compare_programs
 from ._weights import inexact
 
 _BITS = 32
@@ -87,40 +88,23 @@ class Checker:
             return True
         return False
 
-    def computes_again_as_much(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
-        """Whether each kind of `remat` is around as many parts of both models, if that is known."""
-        if self.axes:
-            return True
-        options: dict[str, Any] = {"method": self.entry.method, "keys": self.keys}
-        with nnx.use_eager_sharding(False):
-            try:
-                old, new = computed_again(self.linen, self.model, inputs, kwargs, **options)
-            except UnknownProgramError:
-                return True
-        return old == new
-
-    def is_same(self, inputs: Any, kwargs: Mapping[str, Any], *, state: bool = False) -> bool:
+    def compared(self, inputs: Any, kwargs: Mapping[str, Any], *, state: bool = False) -> Found:
         """Whether both models are one program, so that their numbers need no comparison."""
         if self.axes:
-            return False
-
-        def same(*, state: bool) -> bool | None:
-            return is_same_program(
-                self.linen,
-                self.model,
-                inputs,
-                kwargs,
-                method=self.entry.method,
-                keys=self.keys,
-                state=state,
-            )
-
+            return Found(False)
+        compare = functools.partial(
+            compare_programs,
+            self.linen,
+            self.model,
+            inputs,
+            kwargs,
+            method=self.entry.method,
+            keys=self.keys,
+        )
         with nnx.use_eager_sharding(False):
-            found = same(state=state)
-            if found is None and not state:
-                # A model that always updates its state cannot be called without.
-                found = same(state=True)
-            return bool(found)
+            found = compare(state=state)
+            # A model that always updates its state cannot be called without.
+            return compare(state=True) if found.same is None and not state else found
 
 
 def named_axes(program: Program) -> dict[str, int]:

@@ -28,6 +28,7 @@ from ._build import Maker, importable
 from ._compare import Checker
 from ._pairing import NoNumbersError, is_mixed, pair, without_sown
 from ._proven import EntryError, Proof, ProofError
+from ._same_program import Found
 from ._weights import INTEGERS, has_integers, random_inputs
 
 # What is still compared where both models are one program: layers and gradients follow from it.
@@ -155,12 +156,16 @@ class Prover:
         self, checker: Checker, label: str, inputs: Any, kwargs: Any, *, state: bool = False
     ) -> bool:
         """Whether both models are one program, which is noted."""
-        found = self._may_be_same and checker.is_same(inputs, kwargs, state=state)
+        if not self._may_be_same:
+            return False
+        return self._noted(checker.compared(inputs, kwargs, state=state), label)
+
+    def _noted(self, found: Found, label: str) -> bool:
         # Tracing takes time as well: what differs on the entry differs elsewhere.
-        self._may_be_same &= found
-        if found:
+        self._may_be_same &= bool(found.same)
+        if self._may_be_same:
             self.same.append(label)
-        return found
+        return self._may_be_same
 
     def varied(self, varied: Varied) -> None:
         """Compares outputs where a flag is another; the shapes of all where a size is."""
@@ -190,10 +195,12 @@ class Prover:
         state = train or not has_mode
         checker, inputs = self._pair(varied.run, varied.entry, INTEGERS[0])
         kwargs = entry_kwargs(checker.entry)
-        if self.program.records.has_remat and not checker.computes_again_as_much(inputs, kwargs):
-            self.limits.append(f"{label} remat is around other parts")
-        if self._may_be_same and self._is_same(checker, label, inputs, kwargs, state=state):
-            return
+        if self.program.records.has_remat or self._may_be_same:
+            found = checker.compared(inputs, kwargs, state=state)
+            if not found.again:
+                self.limits.append(f"{label} remat is around other parts")
+            if self._noted(found, label):
+                return
         first = checker, inputs
         checker, inputs = self._paired(varied.run, varied.entry, first=first)
         given = (inputs, entry_kwargs(checker.entry))

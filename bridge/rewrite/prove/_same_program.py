@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,20 @@ _Function: TypeAlias = Callable[[Sequence[Any]], Any]
 _NO_STATE = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
 
 
-def is_same_program(
+class Found(NamedTuple):
+    """What a comparison of two programs found.
+
+    Attributes:
+        same: whether they do the same; False also if that is unknown, None if the first one raises.
+        again: whether a gradient computes as many parts again in both, by the options of `remat`;
+            True also if that is unknown.
+    """
+
+    same: bool | None
+    again: bool = True
+
+
+def compare_programs(
     linen: tuple[Any, Mapping[str, Any]],
     model: Any,
     inputs: Sequence[Any],
@@ -44,44 +57,46 @@ def is_same_program(
     method: str | None = None,
     keys: Mapping[str, Any] | None = None,
     state: bool = False,
-) -> bool | None:
-    """Whether a Linen module and an NNX module do the same with these weights.
+) -> Found:
+    """Compares a Linen module and an NNX module with these weights.
 
     Equal values in the variables are taken for the same weight. The NNX module is not changed.
     `method` is None for `__call__`. `keys` are the Linen module's keys by stream; they draw what
     those of `model` draw. With `state`, the collections besides `params` may change, and are
     compared.
-
-    Returns False also where that cannot be told, and None where the Linen module raises.
     """
-    numbering = Numbering()
     given = Given(inputs, kwargs)
-    arrays = given.arrays
     old, leaves = _linen_program(*linen, given.call, method, keys, state=state)
     new, values = _nnx_program(model, given.call, method)
+    try:
+        traced_old = traced(old, leaves, given.arrays)
+    except UnknownProgramError:
+        return Found(None)
+    try:
+        traced_new = traced(new, values, given.arrays)
+    except UnknownProgramError:
+        return Found(False)
+    first, second = (_again(_opened(program)[0]) for program, _ in (traced_old, traced_new))
+    numbering = Numbering()
     before_old = [numbering.weight(leaf) for leaf in leaves]
     before_new = list(map(numbering.weight, jax.tree.leaves(nnx.state(model, nnx.Not(_NO_STATE)))))
+    differs = Found(False, first == second)
     if len(set(before_old)) != len(leaves) or len(set(before_new)) != len(before_new):
         # One weight cannot be told from another, or is held twice and has two gradients.
-        return False
+        return differs
     try:
-        traced_old = traced(old, leaves, arrays)
-    except UnknownProgramError:
-        return None
-    try:
-        outputs_old, after_old = numbering.outputs(traced_old, leaves, arrays)
-        outputs_new, after_new = numbering.outputs(traced(new, values, arrays), values, arrays)
+        outputs_old, after_old = numbering.outputs(traced_old, leaves, given.arrays)
+        outputs_new, after_new = numbering.outputs(traced_new, values, given.arrays)
     except UnknownProgramError:
         # It is compared by its numbers.
-        return False
+        return differs
     if outputs_old != outputs_new:
-        return False
-    if not state:
-        return True
+        return differs
     changed = _changed(before_old, map(numbering.unstopped, after_old))
-    return changed is not None and changed == (
+    is_same = changed is not None and changed == (
         _changed(before_new, map(numbering.unstopped, after_new))
     )
+    return differs._replace(same=is_same or not state)
 
 
 def is_same_function(one: _Function, other: _Function, arrays: Sequence[Any]) -> bool:
@@ -98,29 +113,8 @@ def is_same_function(one: _Function, other: _Function, arrays: Sequence[Any]) ->
         return False
 
 
-def computed_again(
-    linen: tuple[Any, Mapping[str, Any]],
-    model: Any,
-    inputs: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    *,
-    method: str | None = None,
-    keys: Mapping[str, Any] | None = None,
-) -> tuple[Counter[str], Counter[str]]:
-    """How many parts of each model a gradient computes again, by the options of `remat`.
-
-    The arguments are as for `is_same_program`. Raises UnknownProgramError if one of them cannot be
-    traced.
-    """
-    given = Given(inputs, kwargs)
-    old, leaves = _linen_program(*linen, given.call, method, keys, state=True)
-    new, values = _nnx_program(model, given.call, method)
-    programs = traced(old, leaves, given.arrays), traced(new, values, given.arrays)
-    first, second = (_again(_opened(program)[0]) for program, _ in programs)
-    return first, second
-
-
 def _again(jaxpr: Any) -> Counter[str]:
+    """How many parts of a program a gradient computes again, by the options of `remat`."""
     found = Counter[str]()
     for equation in jaxpr.eqns:
         if str(equation.primitive) in _AGAIN:
