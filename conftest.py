@@ -59,20 +59,23 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # These take long for one worker, so they are started first.
 LONG_FILES = (
-    "tests/rewrite/test_programs.py",
+    "tests/test_guide_repository.py",
+    "tests/rewrite/test_programs_as_text.py",
     "tests/rewrite/test_generated.py",
+    "tests/rewrite/test_programs.py",
+    "tests/rewrite/test_as_linen.py",
     "tests/rewrite/test_lifted.py",
     "tests/rewrite/test_functions.py",
+    "tests/rewrite/test_other_fields.py",
     "tests/transforms/test_nnx_mapped.py",
     "tests/parity/test_fault_table.py",
+    "tests/port/test_forms.py",
     "migration_guides/08_migrating_a_codebase.md",
     "migration_guides/12_rewriting.md",
     "migration_guides/12_rewriting_by_example.md",
     "tests/transforms/test_linen_functions.py",
     "tests/transforms/test_linen_classes.py",
     "tests/transforms/test_nnx_calls.py",
-    "tests/_demo/test_demo.py",
-    "tests/test_guide_repository.py",
 )
 # New objects between two collections. A full one walks through all that JAX's caches hold; with
 # Python's default of 700 the tests of transforms spend a twelfth of their time in the collector.
