@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from flax import nnx
 
 from bridge import linen_to_nnx, port
+from bridge._conversion.arrays import is_abstract
 from bridge._conversion.linen_leaves import from_variables, to_variables
 from bridge._conversion.neutral import Neutral
 from bridge.checkpoint import _renaming
@@ -57,11 +57,7 @@ def applied(plan: port.Plan[Any]) -> Any:
         return made
     # What is no weight, such as RNG state or a cache, has no values in an abstract model.
     leaves = nnx.to_flat_state(nnx.state(made, graph=True))
-    return nnx.from_flat_state([(path, leaf) for path, leaf in leaves if not _is_abstract(leaf)])
-
-
-def _is_abstract(leaf: Any) -> bool:
-    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(leaf))
+    return nnx.from_flat_state([(path, leaf) for path, leaf in leaves if not is_abstract(leaf)])
 
 
 def _in_collections(leaves: Neutral, target: Neutral) -> Neutral:

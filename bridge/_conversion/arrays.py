@@ -43,6 +43,11 @@ def shape_of(value: object) -> tuple[int, ...] | None:
     return None if shape is None else tuple(shape)
 
 
+def is_abstract(value: object) -> bool:
+    """Whether a leaf's value, or an array in it, is a shape alone."""
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(value))
+
+
 def taken(value: object) -> Any:
     """A value that stays as it is now: with containers of its own."""
     return value if isinstance(value, jax.Array) else jax.tree.map(_itself, value)

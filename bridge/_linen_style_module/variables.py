@@ -10,6 +10,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion import linen_attributes, linen_leaves, nnx_leaves
+from bridge._conversion.arrays import is_abstract
 from bridge._conversion.convert import state_to_linen
 from bridge._conversion.inner_boxes import boxed, is_plain, unboxed_within
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
@@ -171,7 +172,7 @@ def _update(module: nnx.Pytree, given: Mapping[str, Any], where: str) -> None:
     leaves = {_address(path, x): x for path, x in walk(given)}
     found = {a: raw_value(x) for a, x in leaves.items() if a in own or not is_vacant(x)}
     values = {a: raw_value(x) for a, x in own.items()}
-    needed = {a: x for a, x in values.items() if a in found or _is_abstract(x)}
+    needed = {a: x for a, x in values.items() if a in found or is_abstract(x)}
     comparison = compare(needed, found)
     if comparison.unknown or not comparison.fits:
         raise comparison.error(where)
@@ -181,10 +182,6 @@ def _update(module: nnx.Pytree, given: Mapping[str, Any], where: str) -> None:
 
 def _address(path: tuple[Any, ...], variable: nnx.Variable[Any]) -> Address:
     return linen_collection(variable), tuple(map(str, path))
-
-
-def _is_abstract(value: object) -> bool:
-    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(value))
 
 
 def linen_variables(module: nnx.Pytree) -> dict[str, Any]:

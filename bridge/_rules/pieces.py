@@ -233,31 +233,6 @@ def pieces_of(
     return pieces
 
 
-def target_shapes(
-    sources: Sequence[LeafShape], layer: Layer | None, form: Form, *, to_nnx: bool
-) -> Sequence[LeafShape] | None:
-    """The shape of what a rule makes of each part; None if only the target tells it.
-
-    `sources` has the shape of the source of each part, of which `layer` is meant. `form` may be
-    anything but a reshape or a split. With `to_nnx`, the sources are Linen's.
-    """
-    moved: list[tuple[int, ...]] = []
-    for source in sources:
-        shape = without_axis(source, layer)
-        if shape is None:
-            return None
-        axes = _axes(form, len(shape)) or tuple(range(len(shape)))
-        order = axes if to_nnx else [axes.index(axis) for axis in range(len(shape))]
-        moved.append(tuple(shape[axis] for axis in order))
-    if form.fused is None:
-        return moved
-    if any(not -len(shape) <= form.axis < len(shape) for shape in moved):
-        return None
-    whole = [*moved[0]]
-    whole[form.axis] = sum(shape[form.axis] for shape in moved)
-    return [tuple(whole)] * len(moved)
-
-
 def _axes(form: Form, rank: int) -> tuple[int, ...] | None:
     """The order of the axes of a leaf; one of another rank than the rule's keeps them."""
     axes = tuple(reversed(range(rank))) if form.axes == () else form.axes

@@ -17,7 +17,7 @@ from bridge._rules.pieces import (
     assembled,
     covers,
     pieces_of,
-    target_shapes,
+    without_axis,
 )
 from bridge._rules.rules import (
     NUMBER,
@@ -85,7 +85,7 @@ class _Move(NamedTuple):
 
 def placements(
     shapes: Shapes,
-    target: Mapping[Path, LeafShape] | None,
+    target: Mapping[Path, LeafShape],
     table: Mapping[str, str] | None,
     *,
     to_nnx: bool,
@@ -95,8 +95,7 @@ def placements(
 
     Args:
         shapes: the shape of every leaf; those of Linen's with `to_nnx`.
-        target: the shape of each leaf that there is to be, None if it is not an array; None if
-            nothing is known of them, and the shapes of the leaves have to tell those of the result.
+        target: the shape of each leaf that there is to be, None if it is not an array.
         table: the rules.
         to_nnx: the direction.
         all_used: whether each rule has to match something.
@@ -107,15 +106,12 @@ def placements(
 
     Raises:
         RulesError: a rule matches nothing, two leaves get one path, entries or parts are missing,
-            arrays cannot be stacked, reshaped or split as a rule says, or only a target would tell
-            how.
+            or arrays cannot be stacked, reshaped or split as a rule says.
     """
     rules = read_forward(table or {}) if to_nnx else read_backward(table or {})
     # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
-    own_paths = {tuple(map(str, path)): path for path in target or {}}
-    wanted = None if target is None else {text: target[path] for text, path in own_paths.items()}
-    if wanted is None:
-        _check_told(rules, to_nnx)
+    own_paths = {tuple(map(str, path)): path for path in target}
+    wanted = {text: target[path] for text, path in own_paths.items()}
     unused = {rule.route.linen for rule in rules}
     found: dict[ItemPath, list[_Move]] = {}
     problems: list[tuple[str, str]] = []
@@ -155,14 +151,14 @@ def placements(
 def _pieces(
     found: Mapping[ItemPath, list[_Move]],
     shapes: Shapes,
-    wanted: Mapping[Path, LeafShape] | None,
+    wanted: Mapping[Path, LeafShape],
     problems: list[tuple[str, str]],
     to_nnx: bool,
 ) -> tuple[dict[_Move, Piece], dict[ItemPath, LeafShape]]:
     """The piece of every move, and the shapes of the leaves that are made of pieces.
 
-    A rule that only stacks leaves or takes them apart tells the shapes by itself, and so does one
-    that has no target. A leaf that the target has in another shape is no problem of the rules.
+    A rule that only stacks leaves or takes them apart tells the shapes by itself: a leaf that the
+    target has in another shape is no problem of the rules.
     """
     sources = {(*prefix, *path): shape for (prefix, path), shape in shapes.items()}
     pieces: dict[_Move, Piece] = {}
@@ -182,11 +178,10 @@ def _pieces(
         names = " and ".join(_text(move.target[1]) for move in moves)
         given = [sources[move.path] for move in moves]
         form = rule.form
-        if wanted is None or form == UNCHANGED:
-            told = target_shapes(given, cut, form, to_nnx=to_nnx) or [None] * len(moves)
+        if form == UNCHANGED:
             targets = [
-                _stacked(shape, entry, found[move.target])
-                for move, shape in zip(moves, told, strict=True)
+                _stacked(without_axis(shape, cut), entry, found[move.target])
+                for move, shape in zip(moves, given, strict=True)
             ]
         else:
             targets = [wanted.get(_text_path(move.target)) for move in moves]
@@ -197,7 +192,7 @@ def _pieces(
             count = f"{len(moves)} leaves for the {len(rule.routes)} parts"
             problems.append((names, f"{count} of the rule for {rule.linen!r}"))
             continue
-        if wanted is not None and form != UNCHANGED:
+        if form != UNCHANGED:
             absent = [move.target for move in moves if _text_path(move.target) not in wanted]
             problems += [_not_there(target, wanted) for target in absent]
             if absent:
@@ -221,23 +216,6 @@ def _stacked(shape: LeafShape, entry: Layer | None, moves: Sequence[_Move]) -> L
     axis = entry.axis % (len(shape) + 1)
     count = 1 + max(move.entry.number for move in moves if move.entry is not None)
     return (*shape[:axis], count, *shape[axis:])
-
-
-def _check_told(rules: list[OneWay], to_nnx: bool) -> None:
-    """Raises an error for rules that cannot be followed without a target."""
-    own = {each.route.rule.linen: each.route.rule.form for each in rules}
-    is_split = {name: form.fused == ("linen" if to_nnx else "nnx") for name, form in own.items()}
-    open_rules = [
-        f"a {'split' if is_split[name] else 'reshape'} in the rule for {name!r}"
-        for name, form in own.items()
-        if is_split[name] or form.is_reshaped
-    ]
-    if open_rules:
-        raise RulesError(
-            open_rules,
-            "rules with a result that the shapes determine, because there is no model",
-            "give --model to convert, or use bridge.port",
-        )
 
 
 def _text(path: Path) -> str:

@@ -13,7 +13,7 @@ from flax.core import FrozenDict, freeze
 from jax.core import Tracer
 
 from bridge._conversion import linen_leaves
-from bridge._conversion.arrays import shape_of
+from bridge._conversion.arrays import is_abstract, shape_of
 from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Address, Neutral, Path, walk
 from bridge._conversion.own_leaves import with_static
@@ -186,7 +186,7 @@ def linen_variables(found: Correspondence, target: Mapping[str, Any]) -> Any:
     for address, leaf in linen_leaves.from_variables(target).items():
         if address in moved:
             filled[address] = leaf._replace(value=like(moved[address], leaf.value))
-        elif leaf.is_empty or not _is_abstract(leaf.value):
+        elif leaf.is_empty or not is_abstract(leaf.value):
             filled[address] = leaf
     result = with_static(linen_leaves.to_variables(filled), target)
     return freeze(result) if isinstance(target, FrozenDict) else result
@@ -252,11 +252,7 @@ def _set(holder: Any, key: Any, value: Any) -> None:
         setattr(holder, key, value)
 
 
-def _is_abstract(value: Any) -> bool:
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(value))
-
-
 def _require_values(sources: Mapping[str, Any]) -> None:
-    abstract = [path for path, value in sources.items() if _is_abstract(value)]
+    abstract = [path for path, value in sources.items() if is_abstract(value)]
     if abstract:
         raise PortError("the source has shapes and no values", abstract)

@@ -662,7 +662,7 @@ TABLE = {
 
 def renamed(paths, table, *, to_nnx=True):
     shapes = {((), path): (2, 3) for path in paths}
-    made = _renaming.placements(shapes, None, table, to_nnx=to_nnx)
+    made = _renaming.placements(shapes, {}, table, to_nnx=to_nnx)
     return {made[new].paths[0]: tuple(map(str, new)) for new in made}
 
 

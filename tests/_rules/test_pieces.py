@@ -14,7 +14,6 @@ from bridge._rules.pieces import (
     part_shape,
     pieces_of,
     side_by_side,
-    target_shapes,
     without_axis,
 )
 from bridge._rules.rules import Form, Layer
@@ -111,22 +110,6 @@ def test_parts_of_a_layer_lie_in_the_stacked_leaf(axis):
     for piece, part in zip(pieces, parts, strict=True):
         assert piece.moved(stacked, part.shape, to_nnx=True)[0] == ()
         np.testing.assert_array_equal(piece.moved(stacked, part.shape, to_nnx=True)[1], part)
-
-
-@pytest.mark.parametrize(
-    ("sources", "form", "to_nnx", "expected"),
-    [
-        ([(2, 3, 4)], Form(), True, [(2, 3, 4)]),
-        ([(2, 3, 4)], Form((1, 2, 0)), True, [(3, 4, 2)]),
-        ([(3, 4, 2)], Form((1, 2, 0)), False, [(2, 3, 4)]),
-        ([(2, 3), (2, 5)], Form(fused="nnx"), True, [(2, 8)] * 2),
-        ([(2, 3), (4, 3)], Form(fused="nnx", axis=0), True, [(6, 3)] * 2),
-        ([(2, 3), (2, 3)], Form(fused="nnx", axis=2), True, None),
-        ([(2, 3), None], Form(), True, None),
-    ],
-)
-def test_the_shape_of_what_a_rule_makes_follows_from_its_source(sources, form, to_nnx, expected):
-    assert target_shapes(sources, None, form, to_nnx=to_nnx) == expected
 
 
 @pytest.mark.parametrize(
