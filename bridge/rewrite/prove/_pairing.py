@@ -91,7 +91,7 @@ def made(maker: Maker, root: Instance) -> Any:
     def value(leaf: Any) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.split(jax.random.key(0), leaf.shape)
-        return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
+        return jax.device_put(np.zeros(leaf.shape, leaf.dtype))
 
     return nnx.merge(graphdef, jax.tree.map(value, variables), arrays)
 

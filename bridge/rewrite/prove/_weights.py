@@ -25,7 +25,7 @@ def random_variables(shapes: Any, seed: int = 0) -> Any:
         if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return jax.random.key(seed)
         if not jnp.issubdtype(dtype, jnp.inexact):
-            return jnp.zeros(shape, dtype)
+            return _array(np.zeros(shape), dtype)
         name = str(getattr(path[-1], "key", ""))
         drawn = generator.normal(size=shape)
         if name in ("var", "scale"):
@@ -34,11 +34,16 @@ def random_variables(shapes: Any, seed: int = 0) -> Any:
             drawn = drawn / math.sqrt(max(math.prod(shape[:-1]), 1))
         else:
             drawn = 0.2 * drawn
-        return jnp.asarray(drawn, dtype)
+        return _array(drawn, dtype)
 
     return jax.tree_util.tree_map_with_path(
         value, shapes, is_leaf=lambda x: isinstance(x, meta.AxisMetadata)
     )
+
+
+def _array(values: Any, dtype: Any) -> jax.Array:
+    """An array; `jnp.asarray` would compile a program for each shape that it converts."""
+    return jax.device_put(np.asarray(values, dtype))
 
 
 # What integers may be: 0 or 1, which any table of embeddings has; 1, as a model may divide by a
@@ -60,8 +65,8 @@ def random_inputs(inputs: Any, integers: tuple[int, int] = (0, 1), seed: int = 0
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.split(jax.random.key(seed), leaf.shape)
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            return jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype)
-        return jnp.asarray(generator.integers(least, largest + 1, size=leaf.shape), leaf.dtype)
+            return _array(generator.normal(size=leaf.shape), leaf.dtype)
+        return _array(generator.integers(least, largest + 1, size=leaf.shape), leaf.dtype)
 
     return jax.tree.map(value, inputs, is_leaf=lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
