@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bridge import parity
@@ -60,7 +61,7 @@ class Checker:
         method = getattr(type(module), self.entry.method) if self.entry.method else None
         options = {"method": method, "rngs": self.keys, "mutable": list(variables)}
         output, _ = module.apply(variables, *inputs, **options, **kwargs)
-        return all(bool(jnp.isfinite(leaf).all()) for leaf in inexact(output))
+        return all(np.isfinite(np.asarray(leaf)).all() for leaf in inexact(output))
 
     def advanced(self, inputs: Any, kwargs: Mapping[str, Any]) -> Checker:
         """The same behind one more call, which changes the state of both models."""
