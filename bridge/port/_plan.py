@@ -32,7 +32,7 @@ _Tree = TypeVar("_Tree", bound=ModelTree)
 _NNX = nnx.Pytree | nnx.State
 
 
-class Sides(NamedTuple):
+class TwoTrees(NamedTuple):
     """Linen variables and an NNX model with their trees.
 
     `left_alone` has the paths of what is not a weight. `to_nnx` says whether the model is the
@@ -59,7 +59,7 @@ class Plan(Generic[_Target]):
         `nnx`.
     """
 
-    def __init__(self, correspondence: Correspondence, sides: Sides):
+    def __init__(self, correspondence: Correspondence, sides: TwoTrees):
         self._found = correspondence
         self._sides = sides
         self.left_alone: tuple[str, ...] = sides.left_alone
@@ -310,7 +310,7 @@ def _not_clean(problems: Sequence[Entry]) -> PortError:
     )
 
 
-def sides_of(source: Any, target: Any) -> Sides:
+def sides_of(source: Any, target: Any) -> TwoTrees:
     """The two sides of a plan.
 
     Raises ConversionError if source and target are not one of each kind.
@@ -334,4 +334,4 @@ def sides_of(source: Any, target: Any) -> Sides:
         *([STATIC] if STATIC in variables else []),
         *(nnx_text(path) for _, path in nnx_left),
     )
-    return Sides(variables, model, linen, nnx_root, left_alone, to_nnx)
+    return TwoTrees(variables, model, linen, nnx_root, left_alone, to_nnx)

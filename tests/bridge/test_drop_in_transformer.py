@@ -97,7 +97,7 @@ def trained_as_linen(bridge):
     model = Transformer(bridge)
     variables = jax.jit(model.init)({"params": KEY, "dropout": KEY}, TOKENS[:, :-1])
     state = TrainState.create(
-        apply_fn=model.apply, params=fixed(variables["params"]), tx=optax.adamw(1e-2)
+        apply_fn=model.apply, params=fixed(variables["params"]), tx=optax.sgd(0.1)
     )
     rest = {name: tree for name, tree in variables.items() if name != "params"}
 
@@ -124,7 +124,7 @@ def trained_as_nnx(bridge):
     model = bridge.ToNNX(Transformer(bridge), rngs=nnx.Rngs(0, dropout=1))
     nnx.jit(bridge.lazy_init)(model, TOKENS[:, :-1])
     nnx.update(model, fixed(nnx.to_pure_dict(nnx.state(model, nnx.Param))))
-    optimizer = nnx.Optimizer(model, optax.adamw(1e-2), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
 
     @nnx.jit
     def step(model, optimizer):

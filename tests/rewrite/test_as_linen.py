@@ -123,7 +123,9 @@ def create(model, x, key):
     return State.create(
         apply_fn=model.apply,
         params=variables["params"],
-        tx=optax.adamw(0.01, mask=mask),
+        tx=optax.chain(
+            optax.masked(optax.add_decayed_weights(1e-4), mask), optax.sgd(0.05, momentum=0.9)
+        ),
         statistics=variables.get("batch_stats", {}),
     )
 
