@@ -5,6 +5,16 @@ import pytest
 from flax.nnx import variablelib
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Leaves out the search for docstring examples, a fifth of the time that collecting takes.
+
+    The modules of tests have none.
+    """
+    found = yield
+    return [each for each in found if type(each) is pytest.Module]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _options_of_this_run_alone():
     """Keeps this run's options from the pytest of a project that a test starts."""
