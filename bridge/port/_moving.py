@@ -150,7 +150,8 @@ def like(value: Any, place: Any) -> Any:
     """
     if not hasattr(place, "dtype"):
         return value
-    if value.dtype != place.dtype:
+    # JAX may use the memory of a NumPy array, whose owner may write to it later: `astype` copies.
+    if value.dtype != place.dtype or isinstance(value, np.ndarray):
         value = value.astype(place.dtype)
     sharding = getattr(place, "sharding", None)
     if isinstance(value, Tracer) or isinstance(place, Tracer) or sharding is None:

@@ -48,7 +48,7 @@ class OptimizerPort:
                 writes += [(places[path], value) for path, value in moved.items()]
             else:
                 writes.append((ours, self._fitting(linen, ours, where)))
-        step = jnp.asarray(train_state.step, nnx_leaves.raw_value(optimizer.step).dtype)
+        step = jnp.array(train_state.step, nnx_leaves.raw_value(optimizer.step).dtype)
         self._raise("the optimizer state cannot be moved to NNX")
         _moving.write([*writes, (optimizer.step, step)])
         return optimizer

@@ -625,6 +625,43 @@ def test_the_target_keeps_its_sharding():
     assert port.plan(model, wanted).apply()["params"]["kernel"].sharding == sharding
 
 
+@pytest.mark.parametrize("place", ["uncommitted", "committed", "sharded", "abstract"])
+def test_later_writes_to_the_given_numpy_arrays_change_no_model(place):
+    kernel, moment = (on_a_boundary(np.ones((8, 16), np.float32)) for _ in range(2))
+    model = nnx.Linear(8, 16, use_bias=False, rngs=nnx.Rngs(0))
+    if place == "abstract":
+        model = nnx.eval_shape(lambda: nnx.Linear(8, 16, use_bias=False, rngs=nnx.Rngs(0)))
+    elif place != "uncommitted":
+        mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+        sharding = NamedSharding(mesh, PartitionSpec("x"))
+        device = sharding if place == "sharded" else jax.devices()[0]
+        model.kernel.set_value(jax.device_put(model.kernel[...], device))
+    variables = {"params": {"kernel": kernel}}
+    plan = port.plan(variables, model)
+    plan.apply()
+    returned = plan.inverse().apply()
+    kernel += 1
+    np.testing.assert_array_equal(model.kernel[...], np.ones((8, 16)))
+    np.testing.assert_array_equal(returned["params"]["kernel"], np.ones((8, 16)))
+
+    tx = optax.sgd(1e-2, momentum=0.9)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    state = TrainState.create(apply_fn=None, params=variables["params"], tx=tx)
+    state = state.replace(opt_state=jax.tree.map(lambda _: moment, state.opt_state))
+    port.plan(variables, model).apply_optimizer(state, optimizer)
+    moment += 1
+    np.testing.assert_array_equal(optimizer.opt_state[0].trace["kernel"][...], np.ones((8, 16)))
+
+
+def on_a_boundary(values):
+    """A copy that begins at a multiple of 64 bytes, as JAX needs to use it without copying."""
+    memory = np.empty(values.nbytes + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    copy = memory[start : start + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
+
+
 def test_a_cast_that_changes_values_is_lossy_and_one_that_does_not_is_made():
     model = nnx.Linear(4, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     variables = random_values(shapes_of(nn.Dense(3), X))
