@@ -72,13 +72,13 @@ from ._layers.table import register_layer as register_layer
 from ._linen_in_nnx.module_paths import set_module_paths as set_module_paths
 from ._linen_in_nnx.to_nnx import ToNNX as ToNNX
 from ._linen_style_module.attributes import AttrPriority as AttrPriority
+from ._linen_style_module.calling import compact as compact
 from ._linen_style_module.interop import linen_in_bridge_mdl as linen_in_bridge_mdl
 from ._linen_style_module.interop import nnx_in_bridge_mdl as nnx_in_bridge_mdl
-from ._linen_style_module.methods import compact as compact
 from ._linen_style_module.module import Module as Module
-from ._module_calls.calls import current_context as current_context
-from ._module_calls.calls import current_module as current_module
-from ._module_calls.scope import Scope as Scope
+from ._module_calls import Scope as Scope
+from ._module_calls import current_context as current_context
+from ._module_calls import current_module as current_module
 from ._nnx_in_linen.implemented_by import implemented_by as implemented_by
 from ._nnx_in_linen.module_views import nnx_modules_as_linen as nnx_modules_as_linen
 from ._nnx_in_linen.to_linen import ToLinen as ToLinen

@@ -28,7 +28,7 @@ from flax import nnx
 
 from ._flax.linen_modules import InterceptorContext, overridden
 from ._flax.tabulate import mark_tabulated
-from ._module_calls.calls import joined
+from ._module_calls import joined
 
 # The attributes that nnx.Module.train and eval set.
 MODE_FIELDS: tuple[str, ...] = ("deterministic", "use_running_average")

@@ -1,12 +1,11 @@
 """The import path of `flax.nnx.bridge.module`."""
 
 from ._linen_style_module.attributes import AttrPriority
-from ._linen_style_module.methods import compact
+from ._linen_style_module.calling import compact
 from ._linen_style_module.module import Module, ModuleMeta
-from ._module_calls.calls import MODULE_CONTEXT as MODULE_CONTEXT
-from ._module_calls.calls import ModuleInCall as ModuleStackEntry
-from ._module_calls.calls import current_context, current_module
-from ._module_calls.scope import Scope
+from ._module_calls import MODULE_CONTEXT as MODULE_CONTEXT
+from ._module_calls import ModuleInCall as ModuleStackEntry
+from ._module_calls import Scope, current_context, current_module
 
 __all__ = [
     "AttrPriority",

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[1]
 TOOLS = {"_cli", "_demo", "_linen_style_module", "checkpoint", "parity", "port", "rewrite"}
 PROMISES = ("tests/_flax/test_linen_promises.py", "tests/_flax/test_nnx_promises.py")
 RAISED = "tests/bridge/test_public_surface.py"
-CALLED = [f"tests/_linen_style_module/test_{name}.py" for name in ("as_linen", "mixtures")]
 # Modules whose tests have another name, and why.
 ELSEWHERE = {
     # The public names themselves, with the tests of the whole package.
@@ -42,8 +41,10 @@ ELSEWHERE = {
         "tests/_functions/test_jit_partial.py",
     ],
     # What is known of a call of a `bridge.Module`, which only such a call can show.
-    "bridge/_module_calls/calls.py": CALLED,
-    "bridge/_module_calls/scope.py": CALLED,
+    "bridge/_module_calls.py": [
+        "tests/_linen_style_module/test_as_linen.py",
+        "tests/_linen_style_module/test_mixtures.py",
+    ],
     # The second half of an initialisation.
     "bridge/_initialization/adopted.py": ["tests/_initialization/test_lazy_init.py"],
     # The row of a layer, by the rows that there are.
@@ -80,7 +81,6 @@ def test_no_exception_is_left_over():
 
 def test_every_folder_of_a_package_has_one_in_the_tests():
     folders = {p.parent.name for p in (ROOT / "bridge").glob("*/__init__.py")} | {"registry"}
-    folders.remove("_module_calls")
     assert {folder for folder in folders if not (ROOT / "tests" / folder).is_dir()} == set()
 
 

@@ -28,7 +28,7 @@ from bridge._flax.linen_modules import unbound_function
 from bridge._flax.objects import CAPTURES
 from bridge._flax.scopes import CallKeys, ImmutableScopeError, run_linen
 from bridge._flax.traces import live_inputs
-from bridge._module_calls.calls import mutable_around
+from bridge._module_calls import mutable_around
 from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
 from bridge._types import CollectionFilter, Rngs, Variables

@@ -18,7 +18,7 @@ from flax import nnx
 from bridge._conversion.linen_attributes import IS_SETUP as IS_SETUP
 from bridge._errors import NameInUseError
 from bridge._flax.objects import CAPTURES, attributes_of, is_data_attribute, is_note
-from bridge._module_calls.calls import SCOPE as SCOPE
+from bridge._module_calls import SCOPE as SCOPE
 from bridge._types import Variable
 
 from .containers import items_within

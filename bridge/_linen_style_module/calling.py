@@ -1,10 +1,12 @@
-"""Calls a `bridge.Module`: `setup`, names, scopes and captured outputs around its methods."""
+"""Calls a `bridge.Module`: what enters it, and what goes on around each of its methods."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -12,10 +14,16 @@ from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 
-from bridge._errors import MismatchError, MissingRngError, NotInitializedError, UnboundLinenError
+from bridge._errors import (
+    InvalidModuleError,
+    MismatchError,
+    MissingRngError,
+    NotInitializedError,
+    UnboundLinenError,
+)
 from bridge._flax.linen_modules import detached, innermost_linen
 from bridge._flax.objects import attributes_of
-from bridge._module_calls.calls import (
+from bridge._module_calls import (
     MODULE_CONTEXT,
     LinenStyle,
     ModuleCall,
@@ -27,9 +35,75 @@ from bridge._module_calls.calls import (
 )
 
 from .attributes import IS_SETUP
-from .submodules import adopt_fields, settle
+from .submodules import adopt_fields, is_lazy, settle
 
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Marks a function that enters the module by itself.
+_ENTERS = "bridge__enters"
+
+
+def compact(method: F) -> F:
+    """Lets a method declare submodules and variables where it uses them, as `nn.compact` does.
+
+    Args:
+      method: a method of a `bridge.Module`; `nn.compact` on it has the same meaning.
+
+    Returns:
+      The method.
+
+    Raises:
+      InvalidModuleError: later, if the method is called on another kind of module.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> import bridge
+      >>> class Scale(bridge.Module):
+      ...     @bridge.compact
+      ...     def __call__(self, x):
+      ...         return x * self.param('scale', jax.nn.initializers.ones, x.shape[-1:])
+      >>> Scale().init(0, jnp.ones((1, 2)))['params']['scale'].shape
+      (2,)
+
+    Source: flax/nnx/bridge/module.py:compact @ 0.12.8
+    """
+    return _entering(method, is_compact=True)
+
+
+def with_entries(cls: type) -> None:
+    """Makes the methods that a class defines enter the module, but for those with `nn.nowrap`."""
+    for name, value in list(vars(cls).items()):
+        is_special = name.startswith("__") and name != "__call__"
+        # A function may be the default of a field.
+        is_field = name in inspect.get_annotations(cls)
+        if is_special or is_field or name == "setup" or not inspect.isfunction(value):
+            continue
+        if not is_entering(value) and not getattr(value, "nowrap", False):
+            entering = _entering(value, is_compact=hasattr(value, "compact"))
+            type.__setattr__(cls, name, entering)
+
+
+def is_entering(value: object) -> bool:
+    """Whether a member of a class is a method of the model."""
+    return hasattr(value, _ENTERS)
+
+
+def _entering(method: Callable[..., Any], *, is_compact: bool) -> Any:
+    @functools.wraps(method)
+    def enter(self: object, *args: object, **kwargs: object) -> Any:
+        if not is_lazy(self):
+            raise InvalidModuleError(
+                f"the method {method.__name__}",
+                self,
+                "a bridge.Module",
+                "use flax.linen.compact in a Linen class",
+            )
+        return run(self, method, args, kwargs, is_compact=is_compact)
+
+    setattr(enter, _ENTERS, True)
+    enter.compact = is_compact  # pyright: ignore[reportAttributeAccessIssue]
+    return enter
 
 
 def call_of(module: LinenStyle) -> ModuleCall:
@@ -39,12 +113,13 @@ def call_of(module: LinenStyle) -> ModuleCall:
     return ModuleCall(module, mutable=mutable)
 
 
-def in_call(call: ModuleCall, function: Callable[[ModuleInCall], T]) -> T:
-    """Runs a function in a call of an outermost module, and leaves the module without scopes."""
+@contextlib.contextmanager
+def in_call(call: ModuleCall) -> Iterator[ModuleInCall]:
+    """Runs a block in a call of an outermost module, and leaves the module without scopes."""
     adopt_fields(call.root)
     try:
-        with detached(), _capturing(call.capture):
-            return function(call.root)
+        with detached(), _capturing(call.capture), innermost(call.root):
+            yield call.root
     finally:
         call.close()
 
@@ -84,9 +159,8 @@ def run(
             adopt_fields(record)
         return _run_in(record, method, args, kwargs, is_compact)
     try:
-        return in_call(
-            call_of(module), lambda record: _run_in(record, method, args, kwargs, is_compact)
-        )
+        with in_call(call_of(module)) as record:
+            return _run_in(record, method, args, kwargs, is_compact)
     except (MismatchError, MissingRngError, NotInitializedError) as error:
         owner = innermost_linen()
         if owner is None or nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.RngState))):
@@ -153,13 +227,12 @@ def set_up(record: ModuleInCall, *, again: bool = False) -> None:
 
 def made_by_setup(module: LinenStyle) -> dict[str, Any]:
     """Runs `setup` in the call that runs, or in one of its own: what belongs to the call."""
-
-    def made(record: ModuleInCall) -> dict[str, Any]:
-        set_up(record, again=True)
-        return record.made
-
     record = joined_record(module)
-    return in_call(call_of(module), made) if record is None else made(record)
+    if record is None:
+        with in_call(call_of(module)):
+            return made_by_setup(module)
+    set_up(record, again=True)
+    return record.made
 
 
 def _unbound_linen(error: Exception) -> nn.Module | None:

@@ -23,8 +23,7 @@ from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import CAPTURES, is_initializing
 from bridge._flax.tabulate import uncounted
 from bridge._flax.variables import raw_value
-from bridge._module_calls.calls import LinenStyle, ModuleInCall, record_of
-from bridge._module_calls.scope import Scope
+from bridge._module_calls import LinenStyle, ModuleInCall, Scope, record_of
 from bridge._sharding.eager import in_shards
 from bridge._types import VariableType
 

@@ -11,7 +11,7 @@ from flax import nnx
 from bridge._errors import DeclarationError
 from bridge._flax.objects import is_initializing
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._module_calls.calls import ModuleInCall, innermost, joined
+from bridge._module_calls import ModuleInCall, innermost, joined
 
 from .submodules import auto_name, place_submodule
 

@@ -9,15 +9,12 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 from flax import nnx
 
-from bridge._flax.objects import (
-    attributes_of,
-    is_note,
-)
+from bridge._errors import DeclarationError
+from bridge._flax.objects import attributes_of, is_note
 from bridge._flax.tabulate import uncounted
-from bridge._module_calls.calls import LinenStyle, joined, record_of
+from bridge._module_calls import LinenStyle, as_rngs, joined, record_of
 from bridge._train_eval import MODE_FIELDS
 
-from .assignment import assign
 from .attributes import (
     IS_SETUP,
     MODULE_PREFIX,
@@ -34,15 +31,43 @@ from .attributes import (
     set_name,
     set_priority,
 )
-from .calling import made_by_setup
-from .construction import ModuleMeta, with_fields
+from .calling import made_by_setup, with_entries
 from .containers import mapped
 from .declaring import Declaring
-from .methods import with_entries
 from .running import Running
+from .submodules import assign, auto_name, place_submodule
 
 # Quicker than `super()`.
 _get = object.__getattribute__
+
+
+# Says that a constructor was given no `parent`; None stands for a module that stands alone.
+_UNSET: Any = object()
+
+
+class ModuleMeta(type(nnx.Module)):
+    """Takes `name`, `parent` and `rngs` of a constructor, and gives a submodule its place."""
+
+    bridge__has_own_init: bool
+
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
+        parameters: Any = getattr(cls, "__dataclass_fields__", {})
+        if cls.bridge__has_own_init:
+            parameters = inspect.signature(cls.__init__).parameters
+        parent = _UNSET if "parent" in parameters else kwargs.pop("parent", _UNSET)
+        rngs = None if "rngs" in parameters else kwargs.pop("rngs", None)
+        name = kwargs.get("name") if "name" in parameters else kwargs.pop("name", None)
+        if name is not None and not isinstance(name, str):
+            raise DeclarationError.of_argument(cls.__name__, "name as a str", name)
+        module: Any = super().__call__(*args, **kwargs)
+        if rngs is not None:
+            streams = as_rngs(rngs, cls.__name__)
+            module.bridge__rngs = streams.fork() if isinstance(rngs, nnx.Rngs) else streams
+        return _placed(module, name, parent)
+
+    def _pytree_meta_construct(cls, self: Any, *args: object, **kwargs: object) -> None:
+        vars(self)[IS_SETUP] = False
+        super()._pytree_meta_construct(self, *args, **kwargs)
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
@@ -104,7 +129,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         if "__init__" in vars(cls):
             cls.bridge__has_own_init = True
         with_entries(cls)
-        with_fields(cls, kw_only=kw_only)
+        _with_fields(cls, kw_only=kw_only)
 
     def __post_init__(self) -> None:
         """Does nothing; a class that has its own may call it, as in Linen."""
@@ -209,6 +234,38 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
 for _mode in MODE_FIELDS:
     # NNX sets what a module has. No type checker takes it for a field.
     setattr(Module, _mode, None)
+
+
+def _with_fields(cls: Any, *, kw_only: bool) -> None:
+    """Makes the annotations of a class fields of a dataclass."""
+    own_base = next(base for base in cls.__mro__ if "bridge__is_lazy" in vars(base))
+    for name in inspect.get_annotations(cls):
+        owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+        if owner in own_base.__mro__:
+            # Else a method of Linen or NNX, such as `train`, would be the default of the field.
+            setattr(cls, name, dataclasses.field())
+    dataclasses.dataclass(repr=False, kw_only=kw_only)(cls)
+    # A dataclass that compares by value is not hashable, and NNX needs its nodes to be.
+    cls.__hash__ = object.__hash__
+
+
+def _placed(module: LinenStyle, name: str | None, parent: object) -> Any:
+    """Makes a module a submodule of the one that is being called, unless it is to stand alone."""
+    record = joined()
+    if parent is None or (record is None and parent is _UNSET):
+        return module
+    if parent is not _UNSET:
+        record = record and record.call.find(parent)
+        if record is None:
+            expected = "parent=None or a bridge.Module that is being called"
+            raise DeclarationError.of_argument(type(module).__name__, expected, parent)
+    if record is None or (record.in_setup and name is None):
+        # In setup it gets its name when it is assigned.
+        return module
+    if not record.is_declaring:
+        what = f"Submodule {type(module).__name__}"
+        raise DeclarationError.of_place(what, type(record.module).__name__)
+    return place_submodule(record, name or auto_name(record, type(module)), module)
 
 
 def _read(module: LinenStyle, name: str, structure: object) -> Any:

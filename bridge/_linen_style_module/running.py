@@ -27,19 +27,19 @@ from bridge._flax.passed_values import PassedValues
 from bridge._flax.tabulate import uncounted
 from bridge._flax.variables import raw_value
 from bridge._initialization.lazy_init import lazy_init
-from bridge._module_calls.calls import (
+from bridge._module_calls import (
     LinenStyle,
     ModuleCall,
     ModuleInCall,
+    as_rngs,
     innermost,
+    is_in,
 )
-from bridge._module_calls.scope import as_rngs, is_in
 from bridge._types import CollectionFilter, Method, Rngs, Variable
 
 from .attributes import IS_SETUP
-from .calling import call_of, in_call, set_up
+from .calling import call_of, in_call, is_entering, set_up
 from .containers import mapped
-from .methods import is_entering
 from .submodules import is_lazy
 from .variables import install, linen_collection, linen_variables
 
@@ -172,7 +172,8 @@ class Running(LinenStyle):
             clone.bridge__rngs = as_rngs(rngs, where)
         if mutable is not True:
             clone.bridge__mutable = filters.checked(mutable, where)
-        in_call(call_of(clone), _set_up_all)
+        with in_call(call_of(clone)) as record:
+            _set_up_all(record)
         return clone
 
     @uncounted
@@ -264,7 +265,9 @@ def _applied(
     capture = is_call if capture_intermediates is True else capture_intermediates or None
     call = ModuleCall(clone, as_rngs(rngs, where), mutable, capture, is_kept=False)
     before = [(variable, taken(raw_value(variable))) for variable in _fixed(clone, mutable)]
-    output = in_call(call, lambda record: _called(record, method, args, kwargs))
+    with in_call(call) as record:
+        set_up(record)
+        output = _function(clone, method)(*args, **kwargs)
     if initializing:
         set_initializing(nodes_below(clone).objects, False)
     _check_fixed(clone, before, [] if initializing else _fixed(clone, mutable))
@@ -317,15 +320,6 @@ def _set_up_all(record: ModuleInCall) -> None:
         below = record.call.find(value)
         if below is not None and below.is_owned:
             _set_up_all(below)
-
-
-def _called(
-    record: ModuleInCall, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    module = record.module
-    set_up(record)
-    with innermost(record):
-        return _function(module, method)(*args, **kwargs)
 
 
 def _function(module: LinenStyle, method: Method) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from bridge._flax.nodes import Nodes
 from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, Origin, StaticGraphDef
-from bridge._module_calls.calls import MODULE_CONTEXT, innermost
+from bridge._module_calls import MODULE_CONTEXT, innermost
 from bridge._randomness.streams import missing_stream
 from bridge._sharding import eager
 

@@ -1,4 +1,4 @@
-"""Knows the modules that are being called in a thread, and what each of them does."""
+"""Knows the modules that are being called in a thread, what each of them does, and its scope."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import contextlib
 import dataclasses
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard
 
+import jax
 from flax import nnx
+from flax.core import DenyList
 
-from bridge._conversion.linen_attributes import IS_SETUP, LinenHolder
-from bridge._flax.linen_modules import is_linen_innermost
-from bridge._flax.linen_modules import outer_mutable as linen_mutable
-from bridge._flax.nodes import nodes_below
-from bridge._flax.objects import attributes_of, is_initializing, set_initializing
-from bridge._types import CollectionFilter
-
-from .scope import Scope
+from ._conversion.linen_attributes import IS_SETUP, LinenHolder
+from ._errors import InvalidRngsError, MissingRngError
+from ._flax.linen_modules import is_linen_innermost
+from ._flax.linen_modules import outer_mutable as linen_mutable
+from ._flax.nodes import nodes_below
+from ._flax.objects import attributes_of, is_initializing, set_initializing
+from ._randomness.streams import is_one_key
+from ._types import CollectionFilter
 
 # The attribute in which a copy of a module that a transform has made finds its scope.
 SCOPE = "bridge__scope"
@@ -267,3 +269,109 @@ def joined_record(module: LinenStyle) -> ModuleInCall | None:
     if found is None and SCOPE in attributes_of(module):
         found = top.call.attach(module, top)
     return found
+
+
+class Scope(nnx.Pytree):
+    """The keys and the mutable collections of a call, as a `bridge.Module` sees them.
+
+    NNX's transforms split it together with the module during the call, so `nnx.split_rngs` gives
+    each layer of a scan its own keys.
+
+    Args:
+      rngs: the streams that keys are drawn from.
+      mutable: the collections that may be updated, as for Linen's `apply`; None if not given.
+      path: the names that lead to the module.
+
+    Source: flax/nnx/bridge/module.py:Scope @ 0.12.8
+    """
+
+    def __init__(
+        self, rngs: nnx.Rngs, mutable: CollectionFilter | None, path: tuple[str, ...] = ()
+    ):
+        self.rngs = rngs
+        self.mutable: CollectionFilter | None = hashable_filter(mutable)
+        self.path = path
+
+    def copy(self) -> Self:
+        """Another scope with the same streams."""
+        return type(self)(self.rngs, self.mutable, self.path)
+
+    def is_mutable_collection(self, collection: str) -> bool:
+        """Whether a collection may be updated."""
+        return is_in(self.mutable, collection)
+
+    def has_rng(self, name: str) -> bool:
+        """Whether there is a stream of this name, or a `default` stream of an `nnx.Rngs`."""
+        if is_of_linen(self.rngs):
+            # One key for all is that of `params` in Linen.
+            names = set(self.rngs)
+            return name in (names if names != {"default"} else {"params"})
+        return name in self.rngs or "default" in self.rngs
+
+    def make_rng(self, name: str = "default") -> jax.Array:
+        """The next key of a stream; `default`, then `params`, replaces a missing one.
+
+        Raises:
+          MissingRngError: none of these streams exists.
+        """
+        for known in (name, "default", "params"):
+            if known in self.rngs:
+                return self.rngs[known]()
+        raise MissingRngError(
+            f"the bridge.Module at /{'/'.join(self.path)}",
+            [name],
+            self.rngs,
+            f"pass rngs={{{name!r}: key}} to init, apply or bind, or to the constructor of the"
+            " outermost module",
+        )
+
+
+class LinenRngs(nnx.Rngs):
+    """Streams of a key or of keys by name, as Linen takes them."""
+
+
+def is_of_linen(rngs: nnx.Rngs) -> bool:
+    """Whether streams were given as Linen takes them, and not as an `nnx.Rngs`."""
+    return isinstance(rngs, LinenRngs)
+
+
+def as_rngs(rngs: object, where: str) -> nnx.Rngs:
+    """Streams of an `rngs` argument: an `nnx.Rngs` as it is, a number, a key, keys by name, None.
+
+    Raises InvalidRngsError if it has another form.
+    """
+    if isinstance(rngs, nnx.Rngs):
+        return rngs
+    if rngs is None:
+        return nnx.Rngs()
+    if isinstance(rngs, Mapping) and all(isinstance(name, str) for name in rngs):
+        if all(_is_seed(key) for key in rngs.values()):
+            return LinenRngs(**rngs)
+    elif _is_seed(rngs):
+        return LinenRngs(rngs)
+    raise InvalidRngsError(rngs, where)
+
+
+def _is_seed(value: object) -> TypeGuard[int | jax.Array | nnx.RngStream]:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number or isinstance(value, nnx.RngStream) or is_one_key(value)
+
+
+def is_in(mutable: CollectionFilter | None, collection: str) -> bool:
+    """Whether a filter of collections takes one; a filter that nobody has given takes all."""
+    if mutable is None or mutable is True:
+        return True
+    if isinstance(mutable, DenyList):
+        return not is_in(mutable.deny, collection)
+    if mutable is False:
+        return False
+    return collection == mutable if isinstance(mutable, str) else collection in mutable
+
+
+def hashable_filter(mutable: CollectionFilter | None) -> Any:
+    """The same filter, so that it can be part of a GraphDef."""
+    if isinstance(mutable, DenyList):
+        return DenyList(hashable_filter(mutable.deny))
+    if mutable is None or isinstance(mutable, bool | str):
+        return mutable
+    return frozenset(mutable)
