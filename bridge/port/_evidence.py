@@ -10,10 +10,10 @@ from bridge._rules.numbers import families
 from . import _reasons
 from ._correspondence import PLAIN, Context, Pairing, Stack
 from ._names import likeness
-from ._orders import Orders, Pairs
 from ._reasons import Evidence
 from ._stacks import counts_constructions, either, groups, is_automatic
 from ._structure import Place, shapes, told_apart
+from ._traces import Pairs, Traces
 from ._trees import LinenNode, NNXNode, nnx_text
 
 # How much of two names has to be alike for two things to be the same.
@@ -25,14 +25,14 @@ Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 class ByEvidence:
     """Proposes what belongs together where structure leaves several candidates."""
 
-    def __init__(self, orders: Orders):
-        self._orders = orders
+    def __init__(self, traces: Traces):
+        self._traces = traces
 
     def certain(self, candidates: dict[NNXNode, list[LinenNode]]) -> Pairs:
         """The pairs that a chain of calls leaves no choice about, whatever their names."""
         found: Pairs = []
         for nodes, scopes in groups(candidates):
-            found += self._orders.chain(nodes, scopes) or [] if len(nodes) > 1 else []
+            found += self._traces.chain(nodes, scopes) or [] if len(nodes) > 1 else []
         return found
 
     def stacks(
@@ -48,7 +48,7 @@ class ByEvidence:
     def stack(self, stack: Stack) -> Stack:
         """A stack on the axis and in the order that traces show, with the evidence."""
         axes, evidence = stack.fitting, stack.proposal or _reasons.STACKED
-        axis, library = next(self._orders.axes(stack.nnx, stack.linen), (None, ""))
+        axis, library = self._traces.axis(stack) or (None, "")
         if len(axes) > 1 and axis in axes:
             evidence &= Evidence(f"the axis of the scan that a trace of the {library} model shows")
         elif len(axes) > 1:
@@ -56,7 +56,7 @@ class ByEvidence:
             text += f"; {axes[0]} is nn.scan's default, and '@{axes[1]}' behind '*' is another"
             evidence &= Evidence(text, is_weak=True)
         axis = axis if axis in axes else axes[0]
-        numbers = self._orders.layer_numbers(stack)
+        numbers = self._traces.layer_numbers(stack)
         counts = counts_constructions(stack.scopes)
         if numbers is not None and numbers != [*range(len(numbers))] and stack.is_list:
             # A rule says which layer a Linen scope is, and not which one an item of a list is.
@@ -106,7 +106,7 @@ class ByEvidence:
         ]
 
     def _is_transposed(self, node: NNXNode, scope: LinenNode, context: Context) -> bool | None:
-        return self._orders.is_transposed(node, scope) if context == PLAIN else None
+        return self._traces.is_transposed(node, scope) if context == PLAIN else None
 
     def _by_shape(
         self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode], place: Place
@@ -131,18 +131,20 @@ class ByEvidence:
         """Pairs of modules that could all be exchanged."""
         if len(nodes) == len(scopes) == 1:
             return [(nodes[0], scopes[0], only)]
-        if chain := self._orders.chain(nodes, scopes):
+        if chain := self._traces.chain(nodes, scopes):
             return _proposals(chain, _reasons.CALLS)
         named = pairs_by_name(place, nodes, scopes)
         # Names that a program chose say more than an order: query, key and value may be computed in
         # any. Automatic ones say less: they number the constructions.
         chosen = [pair for pair in named if not is_automatic(pair[1], scopes)]
         if chosen:
-            differs = self._orders.contradicts(chosen)
+            differs = self._traces.contradicts(chosen)
             evidence = _reasons.THEIR_NAMES
             return _proposals(chosen, evidence & _reasons.DIFFERS if differs else evidence)
-        if by_order := self._orders.in_order(nodes, scopes):
-            weak, told = _reasons.CALLS & _reasons.ANY_ORDER, self._orders.told(by_order)
+        ours, theirs = self._traces.in_order(nodes), self._traces.in_order(scopes)
+        if ours and theirs and len(ours) == len(theirs):
+            by_order = list(zip(ours, theirs, strict=True))
+            weak, told = _reasons.CALLS & _reasons.ANY_ORDER, self._traces.told(by_order)
             return [
                 (*pair, _reasons.CALLS if is_told else weak)
                 for pair, is_told in zip(by_order, told, strict=True)

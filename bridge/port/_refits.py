@@ -17,10 +17,10 @@ from . import _reasons
 from ._correspondence import PLAIN, Context, Correspondence, Pairing
 from ._evidence import are_alike, pairs_by_name
 from ._names import words_of
-from ._orders import Orders
 from ._reasons import Evidence
 from ._rule_text import braced, nnx_rule
 from ._structure import size
+from ._traces import Traces
 from ._trees import LinenNode, N, NNXNode
 
 # What goes together, and in which form.
@@ -61,10 +61,10 @@ class Refit(NamedTuple):
         return (linen, nnx + words) if linen is not None and nnx is not None else None
 
 
-def refits(found: Correspondence, orders: Orders) -> Iterator[Refit]:
+def refits(found: Correspondence, traces: Traces) -> Iterator[Refit]:
     """What would put together leaves that have no place, or that one model uses transposed."""
     laid_out: set[Context] = set()
-    for refit in (*_paired(found, orders), *_left_over(found, orders)):
+    for refit in (*_paired(found, traces), *_left_over(found, traces)):
         laid_out.add(refit.context)
         yield refit
     for layer in (layer for stack in found.stacks for layer in stack.layers):
@@ -72,7 +72,7 @@ def refits(found: Correspondence, orders: Orders) -> Iterator[Refit]:
             yield Refit((layer.linen,), (layer.nnx,), UNCHANGED, layer.evidence, layer.context)
 
 
-def _paired(found: Correspondence, orders: Orders) -> list[Refit]:
+def _paired(found: Correspondence, traces: Traces) -> list[Refit]:
     """Leaves of one pair with other shapes, or of which one model uses the transpose."""
     leaves = [
         (each.linen[1], each.nnx, each.context, _reasons.EQUAL_NAMES_AND_SIZE)
@@ -82,7 +82,7 @@ def _paired(found: Correspondence, orders: Orders) -> list[Refit]:
     leaves += [
         (scope.path, node.path, PLAIN, _reasons.TRANSPOSED)
         for node, scope, label in found.same_leaves()
-        if _GIVEN not in label and orders.is_transposed(node, scope)
+        if _GIVEN not in label and traces.is_transposed(node, scope)
     ]
     refitted: dict[tuple[LinenNode, NNXNode], Refit] = {}
     for path, own, context, evidence in leaves:
@@ -97,13 +97,13 @@ def _paired(found: Correspondence, orders: Orders) -> list[Refit]:
             is_layer = all(
                 each.is_leaf for side in (scope, node) for each in side.children.values()
             )
-            if is_layer and (form := _form([scope], [node], context, orders)):
+            if is_layer and (form := _form([scope], [node], context, traces)):
                 refitted[scope, node] = Refit((scope,), (node,), form, evidence, context)
                 break
     return list(refitted.values())
 
 
-def _left_over(found: Correspondence, orders: Orders) -> Iterator[Refit]:
+def _left_over(found: Correspondence, traces: Traces) -> Iterator[Refit]:
     """Modules of which no leaf has a place, in each pair of modules."""
     places = [Pairing(found.linen, found.nnx, PLAIN, ""), *found.pairings]
     linked = {key for piece in found.pieces for key in (piece.linen, piece.nnx)}
@@ -112,7 +112,7 @@ def _left_over(found: Correspondence, orders: Orders) -> Iterator[Refit]:
     nodes = _by_pair(found.nnx, linked, {place.nnx.path for place in places})
     for place in places:
         if (own := nodes.get(place.nnx.path)) and (theirs := scopes.get(place.linen.path)):
-            yield from _within(theirs, own, place, orders)
+            yield from _within(theirs, own, place, traces)
 
 
 def _by_pair(root: N, linked: Container[Any], paired: Container[Path]) -> dict[Path, list[N]]:
@@ -127,42 +127,39 @@ def _by_pair(root: N, linked: Container[Any], paired: Container[Path]) -> dict[P
 
 
 def _within(
-    scopes: list[LinenNode], nodes: list[NNXNode], place: Pairing, orders: Orders
+    scopes: list[LinenNode], nodes: list[NNXNode], place: Pairing, traces: Traces
 ) -> Iterator[Refit]:
     """What fits of the modules that lie in two modules that are the same."""
     context = place.context
     named = [
         (node, scope)
         for node, scope in pairs_by_name(place, nodes, scopes)
-        if are_alike(node, scope) and _form([scope], [node], context, orders)
+        if are_alike(node, scope) and _form([scope], [node], context, traces)
     ]
-    if named and not orders.contradicts(named):
+    if named and not traces.contradicts(named):
         for node, scope in named:
-            if (form := _form([scope], [node], context, orders)) and form != UNCHANGED:
+            if (form := _form([scope], [node], context, traces)) and form != UNCHANGED:
                 yield Refit((scope,), (node,), form, _reasons.NAMES_AND_SIZE, context)
         taken = {id(each) for pair in named for each in pair}
         nodes = [node for node in nodes if id(node) not in taken]
         scopes = [scope for scope in scopes if id(scope) not in taken]
-    ranks = {scope: orders.rank(scope) for scope in scopes}
-    own_ranks = {node: orders.rank(node) for node in nodes}
-    if None in (*ranks.values(), *own_ranks.values()):
+    called, own_called = traces.in_order(scopes), traces.in_order(nodes)
+    if not called or not own_called:
         return
-    scopes = sorted(scopes, key=lambda scope: ranks[scope] or 0)
-    nodes = sorted(nodes, key=lambda node: own_ranks[node] or 0)
-    found = _only_way(scopes, nodes, context, orders)
+    found = _only_way(called, own_called, context, traces)
     if all(form == UNCHANGED for *_, form in found):
         return
     pairs = [(ours[0], theirs[0]) for theirs, ours, _ in found if len(ours) == len(theirs)]
-    told = dict(zip(pairs, orders.told(pairs), strict=True))
+    told = dict(zip(pairs, traces.told(pairs), strict=True))
     for theirs, ours, form in found:
         evidence = _evidence(
-            theirs, ours, context, orders, is_told=told.get((ours[0], theirs[0]), True)
+            theirs, ours, context, traces, is_told=told.get((ours[0], theirs[0]), True)
         )
         yield Refit(tuple(theirs), tuple(ours), form, evidence, context)
 
 
 def _only_way(
-    scopes: list[LinenNode], nodes: list[NNXNode], context: Context, orders: Orders
+    scopes: list[LinenNode], nodes: list[NNXNode], context: Context, traces: Traces
 ) -> list[_Part]:
     """The scopes and nodes that go together, in order, if there is one way only."""
 
@@ -175,7 +172,7 @@ def _only_way(
             theirs, ours = scopes[i : i + a], nodes[j : j + b]
             if (len(theirs), len(ours)) != (a, b):
                 continue
-            if form := _form(theirs, ours, context, orders):
+            if form := _form(theirs, ours, context, traces):
                 found += [[(theirs, ours, form), *rest] for rest in ways(i + a, j + b)]
         return found[:2]
 
@@ -187,7 +184,7 @@ def _evidence(
     scopes: Sequence[LinenNode],
     nodes: Sequence[NNXNode],
     context: Context,
-    orders: Orders,
+    traces: Traces,
     *,
     is_told: bool,
 ) -> Evidence:
@@ -195,14 +192,14 @@ def _evidence(
     if len(scopes) == len(nodes) == 1:
         is_told = is_told or are_alike(nodes[0], scopes[0])
         return _reasons.CALLS_AND_SIZE if is_told else _reasons.CALLS_AND_SIZE & any_order
-    if _times(scopes, nodes, context, orders) != [1]:
+    if _times(scopes, nodes, context, traces) != [1]:
         return _reasons.CALLS_AND_SIZES & _reasons.IN_BLOCKS
     parts = [each.name for each in (nodes if len(nodes) > 1 else scopes)]
     return _reasons.CALLS_AND_SIZES & (_reasons.USUAL_ORDER if _are_usual(parts) else any_order)
 
 
 def _form(
-    scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context, orders: Orders
+    scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context, traces: Traces
 ) -> Form | None:
     """The plainest form in which all leaves fit, None if there is none."""
     fused = None if len(scopes) == len(nodes) else "linen" if len(nodes) > 1 else "nnx"
@@ -215,12 +212,12 @@ def _form(
     count = max(len(scopes), len(nodes))
     layers: list[tuple[list[_Layer], list[_Layer]]] = [
         (
-            [_layer(each[name], context, orders) for each in theirs] * (count // len(theirs)),
-            [_layer(each[name], context, orders) for each in ours] * (count // len(ours)),
+            [_layer(each[name], context, traces) for each in theirs] * (count // len(theirs)),
+            [_layer(each[name], context, traces) for each in ours] * (count // len(ours)),
         )
         for name in names
     ]
-    times = _times(scopes, nodes, context, orders)[0] if fused else 1
+    times = _times(scopes, nodes, context, traces)[0] if fused else 1
     for form in _FORMS:
         for axis in _AXES if fused else (-1,):
             tried = form._replace(fused=fused, axis=axis, times=times)
@@ -230,14 +227,14 @@ def _form(
 
 
 def _times(
-    scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context, orders: Orders
+    scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context, traces: Traces
 ) -> list[int]:
     """How often parts may lie in what one side has as one, as its use shows; else once."""
     theirs, ours = [s.weights for s in scopes], [n.weights for n in nodes]
     whole, parts = (theirs[0], ours) if len(nodes) > len(scopes) else (ours[0], theirs)
     found: list[int] = []
     for name, leaf in whole.items():
-        sizes = orders.products(leaf)
+        sizes = traces.product(leaf)
         elements, total = size(leaf, context), math.prod(sizes)
         if not sizes or not elements or not total or elements % total:
             continue
@@ -272,9 +269,9 @@ class _Layer(NamedTuple):
     uses: tuple[str, ...] | None
 
 
-def _layer(leaf: NNXNode | LinenNode, context: Context, orders: Orders) -> _Layer:
+def _layer(leaf: NNXNode | LinenNode, context: Context, traces: Traces) -> _Layer:
     layer = context.of(leaf)
-    shape, uses = leaf.rows[0].shape, orders.uses(leaf)
+    shape, uses = leaf.rows[0].shape, traces.along_axes(leaf)
     if uses is not None and layer is not None and -len(uses) <= layer.axis < len(uses):
         uses = _without(uses, {layer.axis % len(uses)})
     return _Layer(without_axis(shape, layer), uses)

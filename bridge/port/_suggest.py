@@ -12,16 +12,16 @@ from flax import nnx
 
 from bridge._types import ModelTree
 
-from . import _reasons, _uses
+from . import _reasons, _traces
 from ._correspondence import PLAIN, Correspondence, Pairing
 from ._evidence import ByEvidence
 from ._match import correspondence
-from ._orders import Orders
 from ._plan import Plan, sides_of
 from ._reasons import Evidence
 from ._refits import refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._structure import shapes, signature
+from ._traces import Traces
 from ._trees import LinenNode, NNXNode
 
 # A pair of paths as rules write them, and what speaks for it.
@@ -179,14 +179,18 @@ def suggest(
     sides = sides_of(source, target)
     scopes, nodes = sides.linen, sides.nnx
     own = dict(rules or {})
-    orders = _orders(sides.variables, sides.model, inputs, kwargs, linen)
-    evidence = ByEvidence(orders)
+    model_is_called = bool(inputs or kwargs) and isinstance(sides.model, nnx.Module)
+    traces = Traces(
+        _traces.of_nnx(sides.model, inputs, kwargs) if model_is_called else {},
+        _traces.of_linen(linen, sides.variables, inputs) if linen and inputs else {},
+    )
+    evidence = ByEvidence(traces)
     found = correspondence(scopes, nodes, own, evidence)
-    told = [(pair, each.evidence) for each in refits(found, orders) if (pair := each.texts)]
+    told = [(pair, each.evidence) for each in refits(found, traces) if (pair := each.texts)]
     if told:
         given = _with(own, _proposals(told, scopes))
         found = correspondence(scopes, nodes, given, evidence)
-    doubted = list(_doubts(found, orders))
+    doubted = list(_doubts(found, traces))
     told += [(paths_of(each), each.evidence) for each in doubted]
     sure = {each.nnx_side for each in doubted}
     renamed = [pairing for pairing in found.pairings if pairing.how != "by name"]
@@ -207,20 +211,6 @@ def _with(own: Mapping[str, str], proposals: Sequence[Proposal]) -> dict[str, st
     return {**own, **{key: value for each in proposals for key, value in each.rules.items()}}
 
 
-def _orders(
-    variables: Mapping[str, Any],
-    model: Any,
-    inputs: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    linen: nn.Module | Callable[..., Any] | None,
-) -> Orders:
-    traces_nnx = bool(inputs or kwargs) and isinstance(model, nnx.Module)
-    return Orders(
-        _uses.of_nnx(model, inputs, kwargs) if traces_nnx else _uses.unknown(),
-        _uses.of_linen(linen, variables, inputs) if linen and inputs else _uses.unknown(),
-    )
-
-
 def _proposals(
     found: Sequence[_Found], scopes: LinenNode, known: Sequence[tuple[str, str]] = ()
 ) -> list[Proposal]:
@@ -239,9 +229,9 @@ def _rank(proposal: Proposal) -> tuple[bool, ...]:
     return not proposal.is_disputed, proposal.is_weak
 
 
-def _doubts(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
+def _doubts(found: Correspondence, traces: Traces) -> Iterator[Pairing]:
     """The pairs that the two models call in another order or use otherwise, with the evidence."""
-    if not orders.are_traced:
+    if not traces.are_known:
         return
     alike: dict[Hashable, list[Pairing]] = {}
     for pairing in found.pairings:
@@ -250,11 +240,11 @@ def _doubts(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
         key = pairing.linen.parent, pairing.context, _structure(pairing)
         alike.setdefault(key, []).append(pairing)
     for group in alike.values():
-        if orders.contradicts([(each.nnx, each.linen) for each in group]):
+        if traces.contradicts([(each.nnx, each.linen) for each in group]):
             for each in group:
                 yield each._replace(proposal=each.evidence & _reasons.DIFFERS)
     for node, scope, _ in found.same_leaves():
-        if use := _other_use(node, scope, orders):
+        if use := _other_use(node, scope, traces):
             evidence = (_reasons.SAME_SHAPE & use)._replace(is_disputed=True)
             yield Pairing(scope, node, PLAIN, "by name", evidence)
 
@@ -265,13 +255,13 @@ def _structure(pairing: Pairing) -> Hashable:
     return signature(pairing.nnx, pairing.context)
 
 
-def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> Evidence | None:
+def _other_use(node: NNXNode, scope: LinenNode, traces: Traces) -> Evidence | None:
     """What two models do otherwise with two leaves of one shape, if traces show it."""
-    if orders.is_transposed(node, scope):
+    if traces.is_transposed(node, scope):
         return _reasons.TRANSPOSED
-    if {orders.runs_backwards(node), orders.runs_backwards(scope)} == {False, True}:
+    if {traces.runs_backwards(node), traces.runs_backwards(scope)} == {False, True}:
         return _reasons.BACKWARDS
-    if orders.is_cut_otherwise(node, scope):
+    if traces.is_cut_otherwise(node, scope):
         return _reasons.CUT_OTHERWISE
     return None
 

@@ -464,8 +464,8 @@ def test_a_parameter_cast_before_its_use_counts_where_it_is_used():
             late, early = (m.kernel[...].astype(jnp.bfloat16) for m in (self.first, self.second))
             return (x.astype(jnp.bfloat16) @ early) @ late
 
-    order = port._uses.of_nnx(Cast(nnx.Rngs(0)), (X,), {})
-    assert order.ranks["second", "kernel"] < order.ranks["first", "kernel"]
+    uses = port._traces.of_nnx(Cast(nnx.Rngs(0)), (X,), {})
+    assert 0 < uses["second", "kernel"].bit < uses["first", "kernel"].bit
 
 
 class Norm(nn.Module):
