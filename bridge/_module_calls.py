@@ -15,6 +15,7 @@ from flax.core import DenyList
 
 from ._conversion.linen_attributes import IS_SETUP, LinenHolder
 from ._errors import InvalidRngsError, MissingRngError
+from ._flax.filters import union
 from ._flax.linen_modules import is_linen_innermost
 from ._flax.linen_modules import outer_mutable as linen_mutable
 from ._flax.nodes import nodes_below
@@ -289,7 +290,9 @@ class Scope(nnx.Pytree):
         self, rngs: nnx.Rngs, mutable: CollectionFilter | None, path: tuple[str, ...] = ()
     ):
         self.rngs = rngs
-        self.mutable: CollectionFilter | None = hashable_filter(mutable)
+        # Hashable, as it becomes part of a GraphDef.
+        is_hashable = mutable is None or isinstance(mutable, bool)
+        self.mutable: CollectionFilter | None = mutable if is_hashable else union(mutable, ())
         self.path = path
 
     def copy(self) -> Self:
@@ -359,19 +362,8 @@ def _is_seed(value: object) -> TypeGuard[int | jax.Array | nnx.RngStream]:
 
 def is_in(mutable: CollectionFilter | None, collection: str) -> bool:
     """Whether a filter of collections takes one; a filter that nobody has given takes all."""
-    if mutable is None or mutable is True:
-        return True
+    if mutable is None or isinstance(mutable, bool):
+        return mutable is not False
     if isinstance(mutable, DenyList):
         return not is_in(mutable.deny, collection)
-    if mutable is False:
-        return False
     return collection == mutable if isinstance(mutable, str) else collection in mutable
-
-
-def hashable_filter(mutable: CollectionFilter | None) -> Any:
-    """The same filter, so that it can be part of a GraphDef."""
-    if isinstance(mutable, DenyList):
-        return DenyList(hashable_filter(mutable.deny))
-    if mutable is None or isinstance(mutable, bool | str):
-        return mutable
-    return frozenset(mutable)

@@ -23,7 +23,9 @@ from bridge._types import Variable
 
 from .containers import items_within
 
-Part: TypeAlias = nnx.Pytree | Variable
+# A plain dict holds the variables of a submodule that is not there yet. One that a model assigns
+# becomes a FrozenDict.
+Part: TypeAlias = nnx.Pytree | Variable | dict[str, Any]
 
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 MODULE_PREFIX = "bridge__"
@@ -56,16 +58,13 @@ class Ref:
     name: str
 
 
-class Otherwise(enum.Enum):
-    """Stands for what no attribute holds.
+# Stands for the class's own member with the name of a part.
+OF_CLASS = Ref("")
 
-    Attributes:
-      CLASS: the class's own member with the name of a part.
-      CALL: what `setup` makes in each call.
-    """
 
-    CLASS = enum.auto()
-    CALL = enum.auto()
+def value_ref(name: str) -> Ref:
+    """Stands for data beside the part of that name, or for what `setup` makes in each call."""
+    return Ref(f"{_VALUE}{name}")
 
 
 def is_reserved_name(name: str) -> bool:
@@ -74,8 +73,8 @@ def is_reserved_name(name: str) -> bool:
 
 
 def is_part(value: object) -> TypeGuard[Part]:
-    """Whether a value is a submodule or a Variable."""
-    return isinstance(value, nnx.Pytree | nnx.Variable)
+    """Whether a value is a submodule or a Variable, or holds variables of a later submodule."""
+    return isinstance(value, nnx.Pytree | nnx.Variable | dict)
 
 
 def has_room(module: nnx.Pytree, name: str) -> bool:
@@ -96,7 +95,7 @@ def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
         if name in own and not is_part(own[name]):
             set_name(module, name, stand_in(module, name, own[name]))
         elif name not in own and (hasattr(kind, name) or name == "name"):
-            set_name(module, name, Otherwise.CLASS)
+            set_name(module, name, OF_CLASS)
     put(module, name, part)
 
 
@@ -120,13 +119,13 @@ def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool)
 def stand_in(module: nnx.Pytree, name: str, value: object) -> Any:
     """What stands for a value in a structure of `set_name`.
 
-    It is the value itself, or a `Ref` to an attribute of the bridge's own if it is data.
+    It is the value itself, or its `value_ref` if it is data.
     """
     if not _has_data(value):
         return value
-    place = f"{_VALUE}{name}"
-    put(module, place, nnx.data(value))
-    return Ref(place)
+    ref = value_ref(name)
+    put(module, ref.name, nnx.data(value))
+    return ref
 
 
 def _has_data(value: object) -> bool:
@@ -137,7 +136,7 @@ def _has_data(value: object) -> bool:
 def put(module: nnx.Pytree, name: str, value: object) -> None:
     """Sets an attribute as NNX does, also one that has been static until now."""
     is_static = name in vars(module) and not is_data_attribute(module, name)
-    if is_static and nnx.is_data(value):
+    if isinstance(value, dict) or (is_static and nnx.is_data(value)):
         value = nnx.data(value)
     nnx.Pytree.__setattr__(module, name, value)
 
@@ -150,8 +149,8 @@ def names_of(module: nnx.Pytree) -> dict[str, Any]:
 def set_name(module: nnx.Pytree, name: str, structure: object) -> None:
     """Says what a read of an attribute returns.
 
-    `structure` is a `Ref` or an `Otherwise`, containers with these and values without state in
-    them, or such a value itself.
+    `structure` is a `Ref`, containers with these and values without state in them, or such a value
+    itself.
     """
     names = {**names_of(module), name: structure}
     nnx.Pytree.__setattr__(module, NAMES, tuple(sorted(names.items())))
@@ -166,7 +165,7 @@ def drop_name(module: nnx.Pytree, name: str) -> None:
 
 
 def refs(structure: object) -> Iterator[str]:
-    """The names of the parts in a structure of `set_name`."""
+    """The names of the attributes in a structure of `set_name`."""
     return (item.name for _, item in items_within(structure) if isinstance(item, Ref))
 
 

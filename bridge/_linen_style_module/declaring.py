@@ -150,10 +150,13 @@ class Declaring(LinenStyle):
         """Gives a variable a value, and creates it if it does not exist.
 
         Raises:
-          ImmutableCollectionError: raised by `apply`, if it may not update the collection.
+          ImmutableCollectionError: the call may not update the collection; of a variable that
+            exists it is raised by `apply`, after the call.
         """
         found = variables.find_declared(self, col, name)
         if found is None:
+            if not Declaring.is_mutable_collection(self, col):
+                raise variables.immutable(self, col)
             variables.add(self, col, name, variables.made(col, name, value))
         else:
             found.set_value(_merged(found.get_value(), value))

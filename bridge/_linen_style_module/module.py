@@ -20,7 +20,6 @@ from .attributes import (
     MODULE_PREFIX,
     NAMES,
     SCOPE,
-    Otherwise,
     Ref,
     drop_name,
     is_part,
@@ -275,17 +274,17 @@ def _read(module: LinenStyle, name: str, structure: object) -> Any:
       AttributeError: a part is gone, or the class has no member of this name.
     """
     own = attributes_of(module)
-    if structure is Otherwise.CLASS or not own.keys() >= {*refs(structure)}:
+    if any(n not in own and not n.startswith(MODULE_PREFIX) for n in refs(structure)):
         found: Any = inspect.getattr_static(type(module), name)
         get = getattr(type(found), "__get__", None)
         return found if get is None else get(found, module, type(module))
 
-    def resolved(suffix: str, item: object) -> Any:
-        if isinstance(item, Ref):
-            record = record_of(module)
-            return own[item.name] if record is None else record.in_use(own[item.name])
-        if item is Otherwise.CALL:
-            return made_by_setup(module)[f"{name}{suffix}"]
-        return item
+    def resolved(_: str, item: object) -> Any:
+        if not isinstance(item, Ref):
+            return item
+        if item.name not in own:
+            return made_by_setup(module)[item.name]
+        record = record_of(module)
+        return own[item.name] if record is None else record.in_use(own[item.name])
 
     return mapped(structure, resolved)

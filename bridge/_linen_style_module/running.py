@@ -15,10 +15,7 @@ from flax.core import FrozenDict
 
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.collections import OUTPUTS
-from bridge._errors import (
-    ImmutableCollectionError,
-    InvalidMethodError,
-)
+from bridge._errors import InvalidMethodError
 from bridge._flax import filters
 from bridge._flax.linen_modules import is_call, unbound_function
 from bridge._flax.nodes import nodes_below
@@ -41,7 +38,7 @@ from .attributes import IS_SETUP
 from .calling import call_of, in_call, is_entering, set_up
 from .containers import mapped
 from .submodules import is_lazy
-from .variables import install, linen_collection, linen_variables
+from .variables import immutable, install, linen_collection, linen_variables
 
 # The options of `nnx.tabulate` and Linen's `tabulate`; the method's arguments are the others.
 _OF_TABLE = ("depth", "row_filter", "table_kwargs", "column_kwargs", "console_kwargs")
@@ -307,10 +304,8 @@ def _check_fixed(
         value = raw_value(variable)
         if isinstance(value, Mapping) and not known.issuperset(map(id, jax.tree.leaves(value))):
             changed.append(variable)
-    for variable in changed:
-        collection = linen_collection(variable)
-        remedy = "with apply(…, {mutable})"
-        raise ImmutableCollectionError(type(module).__name__, collection, remedy)
+    if changed:
+        raise immutable(module, linen_collection(changed[0]))
 
 
 def _set_up_all(record: ModuleInCall) -> None:

@@ -40,7 +40,6 @@ from .attributes import (
     REPLACED,
     SCOPE,
     AttrPriority,
-    Otherwise,
     Ref,
     drop_name,
     has_room,
@@ -57,9 +56,10 @@ from .attributes import (
     set_name,
     set_priority,
     stand_in,
+    value_ref,
 )
 from .containers import items_within, mapped
-from .variables import PendingVariables, claim, is_vacant
+from .variables import claim, is_vacant
 
 
 def assign(module: LinenStyle, name: str, value: object) -> None:
@@ -96,7 +96,7 @@ def _repeat(record: ModuleInCall, name: str, value: object) -> None:
             own(record, key, held)
             record.call.replace(item, held)
         elif not _is_part(item) and is_of_call(item):
-            record.made[key] = item
+            record.made[value_ref(key).name] = item
 
 
 def _assign_structure(
@@ -116,8 +116,10 @@ def _assign_structure(
     def placed(suffix: str, item: object) -> Any:
         key = f"{name}{suffix}"
         if record is not None and not _is_part(item) and _is_of_call(record, item):
-            record.made[key] = item
-            return Otherwise.CALL
+            ref = value_ref(key)
+            vars(module).pop(ref.name, None)
+            record.made[ref.name] = item
+            return ref
         if not _is_part(item):
             return stand_in(module, key, item)
         known = _name_of(module, record, item)
@@ -265,7 +267,7 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
     if before is submodule or (stays and isinstance(before, nnx.Module)):
         return before
     placed: Any = submodule
-    if isinstance(before, nnx.Pytree) and not isinstance(before, PendingVariables):
+    if isinstance(before, nnx.Pytree):
         placed = reused(before, submodule)
         if placed is None:
             raise NameInUseError("submodule", name, type(module).__name__)
@@ -275,7 +277,7 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
                 # Only a view has a part before its `setup` has run.
                 attributes_of(module)[name] = submodule
     else:
-        if isinstance(before, PendingVariables):
+        if isinstance(before, dict):
             claim(submodule, before, f"{type(module).__name__}/{name}")
         elif is_vacant(before):
             delattr(module, name)
@@ -320,8 +322,13 @@ def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
 
 
 def join_call(record: ModuleInCall, name: str, submodule: nnx.Module) -> None:
-    """Makes a submodule, with all that is below it, part of the call that its parent is part of."""
-    own(record, name, submodule)
+    """Makes a submodule, with all that is below it, part of the call that its parent is part of.
+
+    It becomes a reference if another module is its owner.
+    """
+    if not own(record, name, submodule):
+        refer(record.module, name)
+        return
     found = record.call.find(submodule)
     if found is not None:
         adopt_fields(found)
@@ -345,10 +352,7 @@ def adopt_fields(record: ModuleInCall) -> None:
             if first is not value and not has_variables:
                 # Linen knows a module that is in two places as one.
                 held[name] = value = first
-        if own(record, name, value):
-            join_call(record, name, value)
-        else:
-            refer(record.module, name)
+        join_call(record, name, value)
 
 
 def _own_submodules(module: LinenStyle) -> list[str]:
@@ -454,5 +458,5 @@ def settle(views: Iterable[tuple[Any, Any]]) -> None:
                 # The variables of a Linen module are Variables and nested dicts of them.
                 if isinstance(value, nnx.Variable | dict) and not is_own_name(name):
                     setattr(before, name, nnx.data(value))
-            elif is_part(value) and (not is_part(held) or isinstance(held, PendingVariables)):
+            elif is_part(value) and (not is_part(held) or isinstance(held, dict)):
                 put_part(before, name, value)

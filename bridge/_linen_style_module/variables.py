@@ -17,7 +17,7 @@ from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._conversion.matching import compare
 from bridge._conversion.neutral import Address, Displaced, as_dicts, nest, walk
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
-from bridge._errors import NameInUseError
+from bridge._errors import ImmutableCollectionError, NameInUseError
 from bridge._flax.objects import attributes_of
 from bridge._flax.variables import assign_raw_value, raw_value
 
@@ -30,20 +30,6 @@ from .attributes import (
     priorities_of,
     put_part,
 )
-
-
-class PendingVariables(nnx.Pytree):
-    """Variables that are at a place where no submodule is yet, or that nobody has declared yet."""
-
-    def items(self) -> Iterator[tuple[str, Any]]:
-        """(name, Variable or more of these) of everything that is here."""
-        for name, value in list(vars(self).items()):
-            if isinstance(value, nnx.Variable | PendingVariables):
-                yield name, value
-
-    def dicts(self) -> dict[str, Any]:
-        """The same as nested dicts."""
-        return {n: x.dicts() if isinstance(x, PendingVariables) else x for n, x in self.items()}
 
 
 def find(module: nnx.Pytree, collection: str, name: str) -> nnx.Variable[Any] | None:
@@ -65,8 +51,8 @@ def find_declared(module: nnx.Pytree, collection: str, name: str) -> nnx.Variabl
     declared.
     """
     held = attributes_of(module).get(name)
-    if isinstance(held, PendingVariables):
-        leaves = walk(held.dicts())
+    if isinstance(held, dict):
+        leaves = walk(held)
         if all(linen_collection(variable) == collection for _, variable in leaves):
             delattr(module, name)
             value = nest({path: boxed(variable) for path, variable in leaves})
@@ -77,7 +63,7 @@ def find_declared(module: nnx.Pytree, collection: str, name: str) -> nnx.Variabl
 def held_below(module: nnx.Pytree, collection: str, name: str) -> Any:
     """What a submodule or a mapping of this name holds in a collection, None if there is none."""
     value = vars(module).get(name)
-    is_node = isinstance(value, nnx.Pytree)
+    is_node = isinstance(value, nnx.Pytree | dict)
     return linen_variables(value).get(collection) if is_node else None
 
 
@@ -102,18 +88,16 @@ def made(collection: str, name: str, value: object) -> nnx.Variable[Any]:
     return unboxed_within(var_type(leaf.value))
 
 
+def immutable(module: nnx.Pytree, collection: str) -> ImmutableCollectionError:
+    """The error for a call that updates a collection that it may not."""
+    remedy = "with apply(…, {mutable})"
+    return ImmutableCollectionError(type(module).__name__, collection, remedy)
+
+
 def is_vacant(value: object) -> bool:
     """Whether a value is what was given as an empty dict: a variable's, or that of a submodule."""
     held = raw_value(value) if isinstance(value, nnx.Variable) else None
     return isinstance(held, Mapping) and not held
-
-
-def _pending(tree: Mapping[Any, Any]) -> PendingVariables:
-    found = PendingVariables()
-    for name, value in tree.items():
-        part = _pending(value) if isinstance(value, Mapping) else unboxed_within(value)
-        setattr(found, str(name), part)
-    return found
 
 
 def install(module: nnx.Pytree, variables: Mapping[str, Any]) -> None:
@@ -126,17 +110,20 @@ def install(module: nnx.Pytree, variables: Mapping[str, Any]) -> None:
     # An empty dict is a variable's value, unless something else is below its path.
     above = {path[:i] for _, path in leaves for i in range(len(path))} | {()}
     kept = {(c, path): x for (c, path), x in leaves.items() if not x.is_empty or path not in above}
-    tree = nest(nnx_leaves.to_leaves(kept, all_variables=True))
-    claim(module, _pending(tree), where=f"{type(module).__name__}")
+    found = nnx_leaves.to_leaves(kept, all_variables=True)
+    tree = nest({tuple(map(str, path)): unboxed_within(x) for path, x in found.items()})
+    claim(module, tree, where=f"{type(module).__name__}")
 
 
-def claim(module: nnx.Pytree, pending: PendingVariables, where: str) -> None:
+def claim(module: nnx.Pytree, pending: Mapping[str, Any], where: str) -> None:
     """Gives the Variables at a module's place to the module, which may be any NNX module.
+
+    Those that nobody has declared, or whose submodule is not there yet, stay in nested dicts.
 
     Raises MismatchError if the module has no place for one, lacks one, or has one of another shape.
     """
     if isinstance(module, LinenHolder):
-        for name, value in pending.dicts().items():
+        for name, value in pending.items():
             setattr(module, name, nnx.data(value))
     elif is_linen_style(type(module)):
         for name, value in pending.items():
@@ -151,12 +138,12 @@ def claim(module: nnx.Pytree, pending: PendingVariables, where: str) -> None:
                 _check_names(module, value)
                 put_part(module, name, value)
     else:
-        _update(module, pending.dicts(), where)
+        _update(module, pending, where)
 
 
-def _check_names(module: nnx.Pytree, pending: PendingVariables) -> None:
+def _check_names(module: nnx.Pytree, pending: Mapping[str, Any]) -> None:
     """Raises NameInUseError if variables lie aside because other parts have their names."""
-    for path, variable in walk(pending.dicts()):
+    for path, variable in walk(pending):
         if variable.get_metadata(DISPLACED_KEY, None) == Displaced(len(path)):
             what = f"variable of {linen_collection(variable)!r}"
             raise NameInUseError(what, path[0], type(module).__name__)
@@ -186,36 +173,35 @@ def _address(path: tuple[Any, ...], variable: nnx.Variable[Any]) -> Address:
 
 def linen_variables(module: nnx.Pytree) -> dict[str, Any]:
     """The variables of a module as Linen has them; keys are not among them."""
-    found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]] = {}
+    seen: set[int] = set()
     references: list[tuple[tuple[Any, ...], Any]] = [((), module)]
     # A reference adds nothing where the owner is below this module.
-    for path, node in references:
-        _collect(node, path, found, references)
-    items = [x for pieces in found.values() for x in pieces if not isinstance(x[1], nnx.RngState)]
+    found = [x for path, node in references for x in _collected(node, path, seen, references)]
+    items = [x for x in found if not isinstance(x[1], nnx.RngState)]
     return as_dicts(state_to_linen(items))
 
 
-def _collect(
+def _collected(
     node: Any,
     path: tuple[Any, ...],
-    found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]],
+    seen: set[int],
     references: list[tuple[tuple[Any, ...], Any]],
-) -> None:
-    """Adds the Variables in or below a node by id, each at the path of its owner.
+) -> Iterator[tuple[tuple[Any, ...], nnx.Variable[Any]]]:
+    """The Variables in or below a node that nobody has seen, each at the path of its owner.
 
     Attributes that refer to what another module owns go to `references`, which come after all
     others.
     """
-    if id(node) in found:
+    if id(node) in seen:
         return
+    seen.add(id(node))
     if isinstance(node, nnx.Variable):
-        found[id(node)] = list(_pieces(path, node))
+        yield from _pieces(path, node)
         return
-    found[id(node)] = []
     if not is_linen_style(type(node)):
         for below, item in nnx.iter_graph(node, graph=True):
             if isinstance(item, nnx.Variable):
-                _collect(item, (*path, *below), found, references)
+                yield from _collected(item, (*path, *below), seen, references)
         return
     priorities = priorities_of(node)
     order = {n: priorities.get(n, AttrPriority.DEFAULT) for n in vars(node)}
@@ -228,7 +214,7 @@ def _collect(
         if is_given or order[name] == AttrPriority.LOW:
             references.append(((*path, name), value))
         else:
-            _collect(value, (*path, name), found, references)
+            yield from _collected(value, (*path, name), seen, references)
 
 
 def _pieces(

@@ -515,6 +515,39 @@ def test_paths_and_names_are_linens():
     assert make(bridge).scope is None
 
 
+@pytest.mark.parametrize("name", ["items", "keys", "dicts"])
+def test_a_parameter_may_have_the_name_of_a_dicts_method(name):
+    def make(b):
+        class Inner(b.Module):
+            @b.compact
+            def __call__(self, x):
+                return x * self.param(name, INIT, (1, 3))
+
+        class Outer(b.Module):
+            @b.compact
+            def __call__(self, x):
+                return Inner(name=name)(x)
+
+        return Outer()
+
+    variables = make(nn).init(KEY, X)
+    y = make(nn).apply(variables, X)
+    assert np.array_equal(make(bridge).apply(variables, X), y)
+    assert np.array_equal(make(bridge).bind(variables)(X), y)
+
+
+@pytest.mark.parametrize("base", [nn, bridge])
+def test_a_new_variable_is_refused_in_a_collection_that_is_not_mutable(base):
+    class Model(base.Module):
+        @base.compact
+        def __call__(self, x):
+            self.put_variable("stats", "last", x)
+
+    with pytest.raises(flax_errors.ModifyScopeVariableError, match="stats"):
+        Model().apply({}, X, mutable=["params"])
+    assert "last" in Model().apply({}, X, mutable=["stats"])[1]["stats"]
+
+
 def test_setup_runs_once():
     runs = []
 
