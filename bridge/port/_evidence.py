@@ -11,10 +11,10 @@ from . import _reasons
 from ._correspondence import PLAIN, Context, Pairing, Stack
 from ._names import likeness
 from ._reasons import Evidence
-from ._stacks import counts_constructions, either, groups, is_automatic
+from ._stacks import automatically_numbered, either, groups
 from ._structure import Place, shapes, told_apart
 from ._traces import Pairs, Traces
-from ._trees import LinenNode, NNXNode, nnx_text
+from ._trees import LinenNode, NNXNode, nnx_text, outermost
 
 # How much of two names has to be alike for two things to be the same.
 _ENOUGH = 0.5
@@ -41,7 +41,7 @@ class ByEvidence:
         """As `modules`, of lists and of stacked modules. Each of these takes a whole scope."""
         return [
             pair
-            for nodes, scopes in groups(_outermost(candidates))
+            for nodes, scopes in _outer_groups(candidates)
             for pair in self._together(place, nodes, scopes, only)
         ]
 
@@ -57,7 +57,7 @@ class ByEvidence:
             evidence &= Evidence(text, is_weak=True)
         axis = axis if axis in axes else axes[0]
         numbers = self._traces.layer_numbers(stack)
-        counts = counts_constructions(stack.scopes)
+        counts = automatically_numbered(stack.scopes)
         if numbers is not None and numbers != [*range(len(numbers))] and stack.is_list:
             # A rule says which layer a Linen scope is, and not which one an item of a list is.
             evidence &= _reasons.DIFFERS
@@ -73,7 +73,7 @@ class ByEvidence:
         `candidates` has the scopes that each open NNX module could be.
         """
         weak: Proposals = []
-        for nodes, scopes in groups(_outermost(candidates)):
+        for nodes, scopes in _outer_groups(candidates):
             proposals = self._together(place, nodes, scopes)
             if proposals and not any(evidence.is_weak for _, _, evidence in proposals):
                 return proposals
@@ -136,7 +136,8 @@ class ByEvidence:
         named = pairs_by_name(place, nodes, scopes)
         # Names that a program chose say more than an order: query, key and value may be computed in
         # any. Automatic ones say less: they number the constructions.
-        chosen = [pair for pair in named if not is_automatic(pair[1], scopes)]
+        numbered = automatically_numbered(scopes)
+        chosen = [(n, s) for n, s in named if not (s.is_automatic or s in numbered)]
         if chosen:
             differs = self._traces.contradicts(chosen)
             evidence = _reasons.THEIR_NAMES
@@ -191,14 +192,12 @@ def _families(items: Sequence[Any], text_of: Callable[[Any], str]) -> dict[str, 
     return {own[0]: [by_text[text] for text in own] for own in families(by_text).values()}
 
 
-def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list[LinenNode]]:
-    """Without modules that lie inside another one that has candidates."""
-    paths = {node.path for node, scopes in candidates.items() if scopes}
-    return {
-        node: scopes
-        for node, scopes in candidates.items()
-        if scopes and not any(node.path[:n] in paths for n in range(len(node.path)))
-    }
+def _outer_groups(
+    candidates: dict[NNXNode, list[LinenNode]],
+) -> list[tuple[list[NNXNode], list[LinenNode]]]:
+    """As `groups`, without modules that lie inside another one that has candidates."""
+    outer = outermost(node for node, scopes in candidates.items() if scopes)
+    return groups({node: candidates[node] for node in outer})
 
 
 def _proposals(pairs: Pairs, evidence: Evidence) -> Proposals:

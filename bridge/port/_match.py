@@ -23,6 +23,7 @@ from ._evidence import ByEvidence, Proposals
 from ._reasons import Evidence
 from ._rules import Pair, pairs_of
 from ._stacks import (
+    automatically_numbered,
     by_nodes,
     either,
     fitted,
@@ -38,7 +39,7 @@ from ._structure import (
     only_pairs,
     own_classes,
 )
-from ._trees import InCollection, LinenNode, NNXNode
+from ._trees import InCollection, LinenNode, NNXNode, outermost
 
 
 def correspondence(
@@ -134,7 +135,7 @@ class Matcher:
 
     def _by_calls(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs what a chain of calls or the structure of all tells, whatever names say."""
-        stacks = by_nodes(open_stacks(place, automatic=True, deep=False))
+        stacks = by_nodes(open_stacks(place, deep=False))
         for node, scope in proposer.certain(_by_node(stacks)):
             self._stacked(stacks[node, scope]._replace(proposal=_reasons.CALLS))
         candidates = place.candidates(deep=False)
@@ -275,13 +276,12 @@ class Matcher:
                 pass
         if self._proposer is not None:
             self._propose(place, self._proposer)
-        reported: list[Path] = []
-        for module, scopes in place.candidates(deep=True).items():
-            inside = any(module.path[: len(path)] == path for path in reported)
-            if scopes and not inside and not any(a.nnx is module for a in self._found.ambiguous):
-                reported.append(module.path)
-                note = "same structure; a rule says which"
-                self._found.ambiguous.append(Ambiguous(module, tuple(scopes), note))
+        known = [each.nnx for each in self._found.ambiguous]
+        candidates = place.candidates(deep=True)
+        open_ones = [node for node, scopes in candidates.items() if scopes and node not in known]
+        for module in outermost(open_ones):
+            note = "same structure; a rule says which"
+            self._found.ambiguous.append(Ambiguous(module, tuple(candidates[module]), note))
 
     def _settle(self, place: Place, *, deep: bool) -> bool:
         """Pairs what can only be one thing; returns whether there was any."""
@@ -295,8 +295,9 @@ class Matcher:
             self._pair_by(Pairing(other, module, place.context, how))
         stacks = {} if pairs else by_nodes(open_stacks(place))
         for pair in only_pairs(_by_node(stacks)):
-            self._stacked(stacks[pair])
-            pairs.append(pair)
+            if not automatically_numbered(stacks[pair].scopes):
+                self._stacked(stacks[pair])
+                pairs.append(pair)
         return bool(pairs)
 
     def _propose(self, place: Place, proposer: ByEvidence) -> None:
@@ -307,11 +308,11 @@ class Matcher:
                 if free and (node, scope) in possible:
                     self._stacked(possible[node, scope]._replace(proposal=evidence))
 
-        stacks(open_stacks(place, automatic=True), _reasons.ONLY)
         ways = (
+            lambda: stacks(open_stacks(place), _reasons.ONLY),
             lambda: self._pair_all(proposer.modules(place, place.candidates(deep=True)), place),
             lambda: self._pair_all(proposer.leaves(place), place),
-            lambda: stacks(open_stacks(place, automatic=True, by_size=True), _reasons.SIZED_STACK),
+            lambda: stacks(open_stacks(place, by_size=True), _reasons.SIZED_STACK),
             lambda: stacks(leaf_stacks(place), _reasons.STACKED_LEAVES),
         )
         before = -1

@@ -28,7 +28,7 @@ def numbered_pairs(candidates: dict[NNXNode, list[LinenNode]]) -> list[tuple[NNX
         theirs = sequence([scope.text for scope in scopes])
         if ours is None or theirs is None or _steps(ours) != _steps(theirs):
             continue
-        if counts_constructions(scopes):
+        if automatically_numbered(scopes):
             continue
         one = sorted(zip(ours, nodes, strict=True), key=_number)
         other = sorted(zip(theirs, scopes, strict=True), key=_number)
@@ -55,20 +55,13 @@ def groups(
     return [(nodes, [*scopes]) for nodes, scopes in found]
 
 
-def counts_constructions(scopes: Sequence[LinenNode]) -> bool:
-    """Whether the numbers in which scopes differ are those of automatic names."""
+def automatically_numbered(scopes: Sequence[LinenNode]) -> set[LinenNode]:
+    """The scopes that numbers of automatic names tell from the others."""
     columns = zip(*(scope.lineage for scope in scopes), strict=False)
     varying = [column for column in columns if len({node.path[-1] for node in column}) > 1]
-    return any(node.is_automatic for column in varying for node in column)
-
-
-def is_automatic(scope: LinenNode, others: Sequence[LinenNode]) -> bool:
-    """Whether an automatic name tells a scope from others."""
-    if scope.is_automatic:
-        return True
-    columns = zip(scope.lineage, *(other.lineage for other in others), strict=False)
-    told = [column[0] for column in columns if len({node.path[-1] for node in column}) > 1]
-    return any(node.is_automatic for node in told)
+    return {
+        scope for n, scope in enumerate(scopes) if any(column[n].is_automatic for column in varying)
+    }
 
 
 def _number(pair: tuple[int, Any]) -> int:
@@ -89,13 +82,11 @@ def stack_of_scopes(node: NNXNode, scopes: Sequence[LinenNode], context: Context
     return Stack(node, scopes[0], tuple(scopes), len(node.path) - 1, context=context)
 
 
-def open_stacks(
-    place: Place, *, automatic: bool = False, by_size: bool = False, deep: bool = True
-) -> list[Stack]:
+def open_stacks(place: Place, *, by_size: bool = False, deep: bool = True) -> list[Stack]:
     """The stacks below two nodes that still need a counterpart, whatever they are called.
 
-    With `automatic`, also layers with the numbers of automatic names. With `by_size`, layers with
-    arrays of another layout. Without `deep`, only what lies directly below the nodes.
+    With `by_size`, layers with arrays of another layout. Without `deep`, only what lies directly
+    below the nodes.
     """
     if place.context != PLAIN:
         return []
@@ -108,11 +99,7 @@ def open_stacks(
     cores = dict.fromkeys(scope.core for scope in place.open_below(place.linen, deep=deep))
     nodes = [*place.open_below(place.nnx, deep=by_size)]
     nodes = dict.fromkeys(node.core for node in nodes) if by_size else nodes
-    numbered = [
-        own
-        for own in numbered_scopes(place.open_below(place.linen, deep=by_size))
-        if automatic or not counts_constructions(own)
-    ]
+    numbered = numbered_scopes(place.open_below(place.linen, deep=by_size))
     found = [stack_of_list(node, scope) for node in lists for scope in cores]
     found += [stack_of_scopes(node, own) for own in numbered for node in nodes]
     fitting = (fitted(each, place.classes, by_size=by_size) for each in found)
@@ -140,7 +127,7 @@ def leaf_stacks(place: Place) -> list[Stack]:
             same = tuple(each for each in own if each in leaves)
             if len(same) == len(items):
                 found += [Stack(leaf, scope, same, len(node.path)) for scope in scopes]
-    numbered = [own for own in numbered_scopes(scopes) if not counts_constructions(own)]
+    numbered = [own for own in numbered_scopes(scopes) if not automatically_numbered(own)]
     found += [stack_of_scopes(leaf, own) for own in numbered for leaf in leaves]
     fitting = (fitted(each, place.classes) for each in found)
     return [each for each in fitting if each.fitting and not told_apart(each.nnx, each.linen)]

@@ -22,7 +22,7 @@ from ._refits import refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._structure import shapes, signature
 from ._traces import Traces
-from ._trees import LinenNode, NNXNode
+from ._trees import LinenNode, NNXNode, outermost
 
 # A pair of paths as rules write them, and what speaks for it.
 _Found: TypeAlias = tuple[tuple[str, str], Evidence]
@@ -276,9 +276,5 @@ def _lacking(pairings: Sequence[Pairing], made: Correspondence) -> list[Pairing]
             continue
         is_other = each.nnx_side in by_nnx or each.linen_side in by_linen
         found.append(each._replace(proposal=each.evidence.against_names) if is_other else each)
-    paths = {each.nnx.path for each in found}
-    return [
-        each
-        for each in found
-        if not any(each.nnx.path[:n] in paths for n in range(len(each.nnx.path)))
-    ]
+    outer = outermost(each.nnx for each in found)
+    return [each for each in found if each.nnx in outer]

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import jax
@@ -409,6 +409,16 @@ def nnx_nodes(model: Any) -> tuple[NNXNode, list[Address]]:
     for path in wrappers:
         left_out += _wrapped(_node(root, path))
     return root, left_out
+
+
+def outermost(nodes: Iterable[N]) -> list[N]:
+    """The nodes that do not lie inside another one of them."""
+    by_path = {node.path: node for node in nodes}
+    return [
+        node
+        for path, node in by_path.items()
+        if not any(path[:length] in by_path for length in range(len(path)))
+    ]
 
 
 def value_of(item: Any) -> Any:
