@@ -15,7 +15,7 @@ from bridge import checkpoint, linen_to_nnx
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Neutral, Path, nest, place
 from bridge._errors import path_text
-from bridge.checkpoint import Layout, LeafLayout, _renaming
+from bridge.checkpoint import Layout, LeafLayout
 
 # The collection that stands for none, as Linen's own names are identifiers.
 NO_COLLECTION = ""
@@ -66,7 +66,7 @@ class CheckpointContents:
             return linen_leaves.to_variables(leaves)
         if self.has_collections:
             return linen_to_nnx(linen_leaves.to_variables(leaves))
-        by_path = {_renaming.nnx_keys(path): leaf.value for (_, path), leaf in leaves.items()}
+        by_path = {nnx_keys(path): leaf.value for (_, path), leaf in leaves.items()}
         return nnx.State(nest(by_path))
 
     def values(self, *, by_collection: bool) -> dict[Path, Any]:
@@ -128,6 +128,11 @@ def listed(layout: Layout) -> list[LeafLayout]:
 def beside(layout: Layout) -> tuple[str, ...]:
     """The trees beside the model; a state by path does not show which entries those are."""
     return () if layout.layout == "nnx" else layout.extra
+
+
+def nnx_keys(path: Path) -> Path:
+    """Keys as NNX has them: those of an `nnx.List` are integers."""
+    return tuple(int(key) if str(key).isdecimal() else key for key in path)
 
 
 def text_of(path: Path) -> str:

@@ -12,10 +12,9 @@ from bridge import linen_to_nnx, port
 from bridge._conversion.arrays import is_abstract
 from bridge._conversion.linen_leaves import from_variables, to_variables
 from bridge._conversion.neutral import Neutral
-from bridge.checkpoint import _renaming
 
 from . import _target
-from ._checkpoints import CheckpointContents
+from ._checkpoints import CheckpointContents, nnx_keys
 from ._input_errors import InputError
 
 
@@ -43,7 +42,7 @@ def plan_for(
     if not contents.has_collections:
         leaves = _in_collections(leaves, from_variables(model))
     # Orbax writes the numbers of an `nnx.List` as texts, which no rule for stacked layers matches.
-    by_key = {(c, _renaming.nnx_keys(path)): leaf for (c, path), leaf in leaves.items()}
+    by_key = {(c, nnx_keys(path)): leaf for (c, path), leaf in leaves.items()}
     return port.plan(linen_to_nnx(to_variables(by_key)), model, rules)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Address, Path
-from bridge._rules.rules import OneWay, RulesError, read_backward, read_forward
+from bridge._rules.rules import Renaming, RulesError, read_backward, rules_of
 
 
 class LinenPaths:
@@ -19,18 +19,16 @@ class LinenPaths:
     """
 
     def __init__(self, table: Mapping[str, str]):
-        self._forward, self._backward = read_forward(table), read_backward(table)
-        changing = [
-            one.route.rule.linen
-            for one in self._forward
-            if one.route.is_stacked or one.route.rule.form.text
-        ]
+        routes = [route for rule in rules_of(table) for route in rule.routes]
+        changing = [r.rule.linen for r in routes if r.is_stacked or r.rule.form.text]
         if changing:
             raise RulesError(
                 f"{changing}, which change arrays",
                 "rules that only rename",
                 "give both modules leaves of the same shapes",
             )
+        self._forward = [route.renaming() for route in routes]
+        self._backward = read_backward(table)
 
     @classmethod
     def of(cls, table: Mapping[str, str]) -> Self:
@@ -51,7 +49,7 @@ def _read(cls: Any, items: tuple[tuple[str, str], ...]) -> Any:
     return cls(dict(items))
 
 
-def _moved(rules: Iterable[OneWay], address: Address) -> Address:
+def _moved(rules: Iterable[Renaming], address: Address) -> Address:
     collection, path = address
     if not rules or collection == STATIC:
         return address
@@ -60,6 +58,6 @@ def _moved(rules: Iterable[OneWay], address: Address) -> Address:
         for one in rules:
             hit = one.pattern.fullmatch("/".join(names[:end]))
             if hit is not None:
-                start: Path = tuple(one.landing(hit).template.split("/"))
+                start: Path = tuple(hit.expand(one.template).split("/"))
                 return collection, (*start, *path[end:])
     return address

@@ -23,9 +23,10 @@ differ, words behind the NNX path and names in braces say how, from Linen to NNX
 - ``{'attn/qkv': 'attn.{12x q,k,v}'}``: the axis holds q, k and v twelve times over, once for each
   head.
 
-The longest Linen path that a rule matches decides, and of several rules for it the first. Read
-backwards, a rule takes NNX paths to Linen paths, which needs an expression that is literal but for
-its groups.
+The longest Linen path that a rule matches decides, and of several rules for it the first. Where
+the paths of both sides are known, rules are followed from Linen to NNX, whichever side the values
+come from. Elsewhere a rule that only renames is read backwards, which needs an expression that is
+literal but for its groups.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias, cast
 
 from bridge._errors import BridgeError, shown, with_remedy
@@ -56,8 +57,6 @@ _GROUP = re.compile(r"\((?P<inner>[^()?][^()]*)\)")
 _REFERENCE = re.compile(r"\\(?:g<(\d+)>|(\d))")
 # Characters that make a regular expression more than literal text, outside of its groups.
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]|()]")
-# Where the number of an entry stands in a template.
-NUMBER = "\0"
 
 
 class RulesError(BridgeError, ValueError):
@@ -121,25 +120,6 @@ class Layer(NamedTuple):
     number: int
     total: int | None = None
     at: int = 0
-
-
-class Landing(NamedTuple):
-    """Where a source path goes by one rule.
-
-    Attributes:
-        template: the target path joined by `/`; in it `NUMBER` stands for the number of the
-            source's entry, if the source is stacked.
-        axis: the axis on which the source's leaves are stacked, None if they are not.
-        number: which of its entries goes here, None for all of them.
-        admits: what the number of an entry must match.
-        entry: which entry of the target's leaves this is, None if they are not stacked.
-    """
-
-    template: str
-    axis: int | None = None
-    number: int | None = None
-    admits: str = r"\d+"
-    entry: Layer | None = None
 
 
 class Form(NamedTuple):
@@ -283,70 +263,35 @@ class Route:
             found.append(Segment(part.name and hit.expand(part.name), number, part.axis))
         return found
 
-    def forward(self) -> OneWay:
-        """The rule for Linen paths."""
+    def renaming(self) -> Renaming:
+        """The rule for Linen paths, if it only renames."""
+        return Renaming(self.pattern, self.nnx.replace(".", "/"))
 
-        def landing(hit: re.Match[str]) -> Landing:
-            parts = self.target(hit)
-            names = [NUMBER if part.name is None else part.name for part in parts]
-            axis = next((part.axis for part in parts if part.name is None), None)
-            entries = [Layer(p.axis, int(p.number)) for p in parts if p.number is not None]
-            return Landing("/".join(names), axis, entry=entries[0] if entries else None)
-
-        return OneWay(self, self.pattern, landing)
-
-    def backward(self) -> OneWay | None:
-        """The rule for NNX paths, the inverse of `forward`; None if it cannot be read backwards."""
+    def backward(self) -> Renaming | None:
+        """The inverse of `renaming`; None if the rule cannot be read backwards."""
         groups = [match["inner"] for match in _GROUP.finditer(self.linen)]
         pieces = _GROUP.split(self.linen)[::2]
+        around, used = _taken_apart(self.nnx.replace(".", "/"))
         literal = [re.sub(r"\\(\W)", "", piece) for piece in pieces]
-        texts = [text for part in self.segments for text in part[:2] if text is not None]
-        used = [number for text in texts for number in _taken_apart(text)[1]]
+        names = [re.sub(r"\\(\W)", r"\1", piece).replace("\\", r"\\") for piece in pieces]
         if any(_SPECIAL.search(text) or "\\" in text for text in literal):
             return None
         if sorted(used) != list(range(1, len(groups) + 1)):
             return None
-        patterns: list[str] = []
-        star = axis = index = numbered = None
-        for part in self.segments:
-            if part.name is None:
-                star = part.axis
-                patterns.append(r"(?P<star>\d+)")
-                continue
-            around, numbers = _taken_apart(part.name)
-            pattern = re.escape(around[0])
-            for number, text in zip(numbers, around[1:], strict=True):
-                pattern += f"(?P<g{number}>{groups[number - 1]}){re.escape(text)}"
-            patterns.append(pattern)
-            if part.number is not None:
-                axis = part.axis
-                numbered = next(iter(_taken_apart(part.number)[1]), None)
-                index = int(part.number) if numbered is None else None
-        unescaped = [re.sub(r"\\(\W)", r"\1", piece) for piece in pieces]
-
-        def landing(hit: re.Match[str]) -> Landing:
-            template = unescaped[0]
-            for number, piece in enumerate(unescaped[1:], start=1):
-                template += (NUMBER if number == numbered else hit[f"g{number}"]) + piece
-            admits = groups[numbered - 1] if numbered else r"\d+"
-            entry = None if star is None else Layer(star, int(hit["star"]))
-            return Landing(template, axis, index, admits, entry)
-
-        return OneWay(self, re.compile("/".join(patterns)), landing)
+        pattern = re.escape(around[0])
+        for number, text in zip(used, around[1:], strict=True):
+            pattern += f"(?P<g{number}>{groups[number - 1]}){re.escape(text)}"
+        template = names[0]
+        for number, name in enumerate(names[1:], start=1):
+            template += rf"\g<g{number}>{name}"
+        return Renaming(re.compile(pattern), template)
 
 
-class OneWay(NamedTuple):
-    """A rule in one direction.
+class Renaming(NamedTuple):
+    """A rule in one direction, for paths joined by `/`; groups of the pattern fill the template."""
 
-    Attributes:
-        route: the rule, or the part of it.
-        pattern: for a source path joined by `/`.
-        landing: where a match of the pattern goes.
-    """
-
-    route: Route
     pattern: re.Pattern[str]
-    landing: Callable[[re.Match[str]], Landing]
+    template: str
 
 
 def _taken_apart(text: str) -> tuple[list[str], list[int]]:
@@ -390,16 +335,8 @@ def rules_of(table: Table) -> list[Rule]:
     return rules
 
 
-def read_forward(table: Table) -> list[OneWay]:
-    """The rules of a table for Linen paths.
-
-    Raises RulesError if a rule cannot be read.
-    """
-    return [route.forward() for rule in rules_of(table) for route in rule.routes]
-
-
-def read_backward(table: Table) -> list[OneWay]:
-    """The rules of a table for NNX paths; the inverse of `read_forward`.
+def read_backward(table: Table) -> list[Renaming]:
+    """The rules of a table that only renames, for NNX paths.
 
     Raises RulesError if a rule cannot be read, or cannot be read backwards.
     """
@@ -410,7 +347,7 @@ def read_backward(table: Table) -> list[OneWay]:
         raise RulesError(
             f"{problems}, which cannot be read backwards",
             "expressions that are literal but for groups, each used once in the value",
-            "write the paths out, or give --model to convert",
+            "write the paths out",
         )
     return [one for one in made if one is not None]
 

@@ -14,6 +14,7 @@ from bridge._conversion.neutral import Leaf, Path
 from bridge._errors import CheckpointError
 from bridge._randomness.typed_keys import is_key, to_bits
 
+from ._renaming import paths_in
 from ._source import Source
 from ._stored import PYTHON_TYPES, Names, Record, Stored, is_rng, parts, stored_in, tree_text
 from ._targets import TargetTree
@@ -83,11 +84,8 @@ def match(
     stored = stored_in(records)
     taken: Taken = {}
     seen: set[Names] = set()
-    is_by_path = source.layout == "nnx" or source.is_params_alone
-    nnx_paths = target.nnx_paths() if is_by_path and target.side != "pytree" else {}
-    collection = ("params",) if source.is_params_alone else ()
-    for path, leaf in target.leaves.items():
-        own = (*collection, *nnx_paths[path]) if path in nnx_paths else path
+    for path, own in paths_in(source, target).items():
+        leaf = target.leaves[path]
         is_stream = target.side != "pytree" and is_rng(path)
         below = parts(leaf.value)
         where = _locate(source, own, [keys for keys, _ in below], stored, leaf)

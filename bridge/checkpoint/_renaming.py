@@ -1,321 +1,330 @@
-"""Places the leaves of a checkpoint by a table of rules, without knowing the model."""
+"""Finds the leaves of a checkpoint for the leaves of a target of the other library, by rules.
+
+The paths of both sides are known, so rules are always followed from Linen to NNX.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-import jax
-
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 from bridge._errors import by_reason
 from bridge._rules.numbers import folded
-from bridge._rules.pieces import (
-    LeafShape,
-    Piece,
-    assembled,
-    covers,
-    pieces_of,
-    without_axis,
-)
-from bridge._rules.rules import (
-    NUMBER,
-    UNCHANGED,
-    Landing,
-    Layer,
-    OneWay,
-    Route,
-    Rule,
-    RulesError,
-    read_backward,
-    read_forward,
-)
+from bridge._rules.pieces import LeafShape, Piece, covers, pieces_of, without_axis
+from bridge._rules.rules import UNCHANGED, Layer, Route, Rule, RulesError, rules_of
 
-# A collection, if there are collections, and the path below it.
+from ._source import Source, departure
+from ._stored import Recipe, Record
+from ._targets import TargetTree
+
+# What no rule is for, such as the collection, and the path below it, both as text.
 ItemPath: TypeAlias = tuple[Path, Path]
-# The shape of the array in each leaf, None for a leaf of several arrays or none.
 Shapes: TypeAlias = Mapping[ItemPath, LeafShape]
-
-_WHOLE = Piece(None, None)
-
-
-class Made(NamedTuple):
-    """What a leaf under its new path is made of.
-
-    Attributes:
-        paths: the leaves that it is made of.
-        pieces: for each of them, which part of it becomes which part of the new leaf.
-        shape: the new shape; None for one leaf as it is, which may be no array.
-    """
-
-    paths: Sequence[Path]
-    pieces: Sequence[Piece] = (_WHOLE,)
-    shape: LeafShape = None
-
-    def array(self, arrays: Iterable[jax.Array], *, to_nnx: bool) -> jax.Array:
-        """The new leaf's array.
-
-        The arrays are those of `paths`, which are Linen's with `to_nnx`.
-        """
-        shape = self.shape or ()
-        pairs = zip(self.pieces, arrays, strict=True)
-        return assembled([piece.moved(array, shape, to_nnx=to_nnx) for piece, array in pairs])
+# The path that a leaf of a target has in the checkpoint, and the shape of its array.
+Wanted: TypeAlias = tuple[Path, LeafShape]
 
 
-class _Move(NamedTuple):
-    """A leaf, or a part of it, on its way.
+class _Link(NamedTuple):
+    """A leaf of the checkpoint, or a part of it, and the leaf that it becomes, or a part of it.
 
     Attributes:
-        path: the leaf.
-        target: where it goes.
-        rule: the rule that says so, None without one.
+      old: the leaf of the checkpoint.
+      new: the leaf of the target.
+      layers: which of several stacked layers of the two is meant.
+      rule: the rule that links them, None without one.
       part: which of the rule's parts this is.
-        cut: which of the layers that are stacked in the leaf this is.
-        entry: which of the layers that are stacked in the target it becomes.
     """
 
-    path: Path
-    target: ItemPath
+    old: ItemPath
+    new: ItemPath
+    layers: tuple[Layer | None, Layer | None] = (None, None)
     rule: Rule | None = None
     part: int = 0
-    cut: Layer | None = None
-    entry: Layer | None = None
 
 
-def placements(
-    shapes: Shapes,
-    target: Mapping[Path, LeafShape],
+def for_target(source: Source, target: TargetTree | None, table: Mapping[str, str]) -> Source:
+    """A checkpoint with the paths of a target of the other library, which says the direction.
+
+    Raises RulesError if a rule matches nothing or cannot be followed.
+    """
+    if target is None:
+        raise RulesError("no target", "one of the other library", "give it, or leave rules out")
+    first = 0 if source.layout == "nnx" else 1
+    records = {split_at(record.path, first): record for record in source.variables}
+    wanted = {
+        split_at(own, first): (own, shape_of(target.leaves[path].value))
+        for path, own in paths_in(source, target).items()
+    }
+    to_nnx = target.side == "nnx"
+    variables = renamed(source, records, wanted, table, to_nnx=to_nnx)
+    return dataclasses.replace(source, variables=variables)
+
+
+def paths_in(source: Source, target: TargetTree) -> dict[Path, Path]:
+    """The path that each leaf of a target has in a checkpoint, whether or not it is there."""
+    is_by_path = source.layout == "nnx" or source.is_params_alone
+    nnx_paths = target.nnx_paths() if is_by_path and target.side != "pytree" else {}
+    start = ("params",) if source.is_params_alone else ()
+    return {p: (*start, *nnx_paths[p]) if p in nnx_paths else p for p in target.leaves}
+
+
+def split_at(path: Path, first: int) -> ItemPath:
+    """A path as text, in two."""
+    texts = tuple(map(str, path))
+    return texts[:first], texts[first:]
+
+
+def renamed(
+    source: Source,
+    records: Mapping[ItemPath, Record],
+    target: Mapping[ItemPath, Wanted],
     table: Mapping[str, str] | None,
     *,
     to_nnx: bool,
     all_used: bool = True,
-) -> dict[Path, Made]:
-    """What the leaves of the other side are made of.
+) -> list[Record]:
+    """The leaves of a tree of a checkpoint at the paths of a target, made of others by the rules.
 
-    Args:
-        shapes: the shape of every leaf; those of Linen's with `to_nnx`.
-        target: the shape of each leaf that there is to be, None if it is not an array.
-        table: the rules.
-        to_nnx: the direction.
-        all_used: whether each rule has to match something.
-
-    Returns:
-        The leaves by path, with the collection first if there is one. Where the target tells no
-        key, numbers are integers for NNX, as an `nnx.List` has them.
-
-    Raises:
-        RulesError: a rule matches nothing, two leaves get one path, entries or parts are missing,
-            or arrays cannot be stacked, reshaped or split as a rule says.
+    Leaves without a place keep their paths. With `all_used`, each rule has to match something.
+    Raises RulesError if it does not, two leaves get one path, layers or parts are missing, or
+    arrays cannot be stacked, reshaped or split as a rule says.
     """
-    rules = read_forward(table or {}) if to_nnx else read_backward(table or {})
-    # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
-    own_paths = {tuple(map(str, path)): path for path in target}
-    wanted = {text: target[path] for text, path in own_paths.items()}
-    unused = {rule.route.linen for rule in rules}
-    found: dict[ItemPath, list[_Move]] = {}
+    given = {key: shape_in(record) for key, record in records.items()}
+    wanted = {key: shape for key, (_, shape) in target.items()}
     problems: list[tuple[str, str]] = []
-    for key, shape in shapes.items():
-        moves = _moves(key, shape, rules, unused)
-        for move in moves:
-            found.setdefault(move.target, []).append(move)
-        if wrong := _left_out(key, moves, shape):
-            problems.append((_text(key[1]), wrong))
+    links, unused = _links(given, wanted, rules_of(table or {}), problems, to_nnx)
     if all_used and unused:
         raise RulesError(
-            f"{sorted(unused)}, which match no path of the checkpoint",
+            f"{unused}, which match no path of the checkpoint",
             f"entries that match its {'Linen' if to_nnx else 'NNX'} paths, as the target is of the"
             " other library",
             "python -m bridge inspect shows the paths",
         )
-    pieces, new_shapes = _pieces(found, shapes, wanted, problems, to_nnx)
-    placed: dict[Path, Made] = {}
-    for (prefix, path), moves in found.items():
-        own = [pieces[move] for move in moves if move in pieces]
-        if len(own) < len(moves):
-            # What is wrong with the others is among the problems.
-            continue
-        regions = [piece.nnx_region if to_nnx else piece.linen_region for piece in own]
-        shape = new_shapes.get((prefix, path))
-        text = _text_path((prefix, path))
-        new = own_paths.get(text, (*prefix, *nnx_keys(path)) if to_nnx else text)
-        if new in placed or not covers(shape or (), regions):
-            problems.append((_text(path), _collision(moves)))
-        placed[new] = Made([move.path for move in moves], own, shape)
+    pieces, made = _pieces(links, given, wanted, problems, to_nnx)
+    by_old: dict[ItemPath, list[_Link]] = {}
+    by_new: dict[ItemPath, list[_Link]] = {}
+    for link in links:
+        by_old.setdefault(link.old, []).append(link)
+        by_new.setdefault(link.new, []).append(link)
+    for is_new, shapes, by_key in ((False, given, by_old), (True, made, by_new)):
+        for key, own in by_key.items():
+            parts = [pieces[link] for link in own if link in pieces]
+            is_nnx = is_new == to_nnx
+            regions = [piece.nnx_region if is_nnx else piece.linen_region for piece in parts]
+            # What is wrong with a link without a piece is among the problems.
+            if len(parts) == len(own) and not covers(shapes.get(key) or (), regions):
+                problems.append((_text(key[1]), _collision(own, shapes.get(key), is_new)))
     if problems:
         texts = [f"{where}: {note}" for where, note in by_reason(dict.fromkeys(problems))]
         raise RulesError(texts, "one place for every leaf", "correct the table")
-    return placed
+    found = [record for key, record in records.items() if key not in by_old]
+    for key, own in by_new.items():
+        path = target[key][0] if key in target else (*key[0], *key[1])
+        origins = [records[link.old] for link in own]
+        recipe = [pieces[link] for link in own] if key in made else []
+        found.append(_at(source, path, origins, recipe, made.get(key), to_nnx))
+    return found
+
+
+def shape_in(record: Record) -> LeafShape:
+    """The shape of the array that a leaf has; None if it has several, or none."""
+    shapes = [None if s.is_python else s.shape for s in record.stored.values()]
+    return shapes[0] if len(shapes) == 1 else None
+
+
+def _at(
+    source: Source,
+    path: Path,
+    origins: Sequence[Record],
+    pieces: Sequence[Piece],
+    shape: LeafShape,
+    to_nnx: bool,
+) -> Record:
+    """A leaf at another path: as it is, or made of pieces of several, with a shape."""
+    first = origins[0]
+    length, own = len(source.names(first.path)), source.names(path)
+    stored = {(*own, *names[length:]): array for names, array in first.stored.items()}
+    if shape is not None:
+        arrays = tuple(next(iter(record.stored.values())) for record in origins)
+        dtypes = sorted({array.dtype for array in arrays})
+        if len(dtypes) > 1:
+            text = f"{_text(path)}, made of {' and '.join(dtypes)}"
+            raise RulesError(text, "arrays of one dtype", "correct the table")
+        ((names, array),) = stored.items()
+        recipe, location = Recipe(arrays, tuple(pieces), to_nnx), ("made", *names)
+        stored[names] = dataclasses.replace(
+            array, shape=shape, location=location, digest=None, recipe=recipe
+        )
+    return dataclasses.replace(first, path=path, stored=stored)
+
+
+def _links(
+    given: Shapes,
+    target: Shapes,
+    rules: Sequence[Rule],
+    problems: list[tuple[str, str]],
+    to_nnx: bool,
+) -> tuple[list[_Link], list[str]]:
+    """What the leaves of the checkpoint become, and the rules that match none of them."""
+    linen, nnx = (given, target) if to_nnx else (target, given)
+    prefixes = {prefix for prefix, _ in target}
+    routes = [route for rule in rules for route in rule.routes]
+    unused = {route.linen for route in routes}
+    links: list[_Link] = []
+    for key, shape in linen.items():
+        prefix, path = key
+        hits = [
+            (length, route, hit)
+            for length in range(1, len(path) + 1)
+            for route in routes
+            if (hit := route.pattern.fullmatch(_text(path[:length])))
+        ]
+        # The longest path that a rule matches decides, and the first rule for it.
+        longest = hits[-1][0] if hits else 0
+        rule = next((route.rule for length, route, _ in hits if length == longest), None)
+        own = [_Link(key, key)] if rule is None and prefix in prefixes else []
+        for length, route, hit in hits:
+            if to_nnx or (length, route.rule) != (longest, rule):
+                unused.discard(route.linen)
+            # The target may have no such collection, or no moments of this kind.
+            if (length, route.rule) == (longest, rule) and prefix in prefixes:
+                linked = _by_rule(route, hit, key, path[length:], shape)
+                own += linked
+                if not linked:
+                    problems.append((_text(path), _no_axis(shape)))
+        for link in own:
+            # Other writers make a box or a Variable a mapping with one key.
+            names = link.new[1], (*link.new[1], "value"), link.new[1][:-1]
+            names = names[:2] if not to_nnx or names[0][-1:] != ("value",) else names[::2]
+            there = next(((prefix, name) for name in names if (prefix, name) in nnx), None)
+            entry = link.layers[1]
+            if to_nnx:
+                links.append(link._replace(new=there or link.new))
+            elif there and (entry is None or entry.number < _size(nnx[there], entry.axis)):
+                links.append(link._replace(old=there, new=key, layers=link.layers[::-1]))
+                unused -= {route.linen for _, route, _ in hits if route.rule is rule}
+    return links, sorted(unused)
+
+
+def _by_rule(
+    route: Route, hit: re.Match[str], key: ItemPath, rest: Path, shape: LeafShape
+) -> list[_Link]:
+    """The links of a Linen leaf by a rule: one, or one for each layer that is stacked in it."""
+    segments = route.target(hit)
+    star = next((segment for segment in segments if segment.name is None), None)
+    entry = next((Layer(s.axis, int(s.number)) for s in segments if s.number is not None), None)
+    numbers = [None] if star is None else range(_size(shape, star.axis))
+    links: list[_Link] = []
+    for number in numbers:
+        layer = Layer(star.axis, number) if star and number is not None else None
+        text = "/".join(str(number) if s.name is None else s.name for s in segments)
+        path = (*(text.split("/") if text else ()), *rest)
+        links.append(_Link(key, (key[0], path), (layer, entry), route.rule, route.part))
+    return links
 
 
 def _pieces(
-    found: Mapping[ItemPath, list[_Move]],
-    shapes: Shapes,
-    wanted: Mapping[Path, LeafShape],
+    links: Sequence[_Link],
+    given: Shapes,
+    target: Shapes,
     problems: list[tuple[str, str]],
     to_nnx: bool,
-) -> tuple[dict[_Move, Piece], dict[ItemPath, LeafShape]]:
-    """The piece of every move, and the shapes of the leaves that are made of pieces.
+) -> tuple[dict[_Link, Piece], dict[ItemPath, LeafShape]]:
+    """The piece of every link that can be followed, and the shapes of leaves made of pieces.
 
     A rule that only stacks leaves or takes them apart tells the shapes by itself: a leaf that the
     target has in another shape is no problem of the rules.
     """
-    sources = {(*prefix, *path): shape for (prefix, path), shape in shapes.items()}
-    pieces: dict[_Move, Piece] = {}
-    groups: dict[tuple[Rule, Any, Layer | None, Layer | None], list[_Move]] = {}
-    for move in (move for moves in found.values() for move in moves):
-        if move.rule is None or (move.rule.form, move.cut, move.entry) == (UNCHANGED, None, None):
-            pieces[move] = _WHOLE
+    pieces: dict[_Link, Piece] = {}
+    made: dict[ItemPath, LeafShape] = {}
+    groups: dict[object, list[_Link]] = {}
+    counts: dict[ItemPath, int] = {}
+    for link in links:
+        form = link.rule.form if link.rule else UNCHANGED
+        if form == UNCHANGED and link.layers == (None, None):
+            pieces[link] = Piece(None, None)
             continue
         # The parts of a fused leaf belong together.
-        fused = move.rule.form.fused
-        is_split = fused == ("linen" if to_nnx else "nnx")
-        whole = move.path if is_split else move.target if fused else move[:2]
-        groups.setdefault((move.rule, whole, move.cut, move.entry), []).append(move)
-    new_shapes: dict[ItemPath, LeafShape] = {}
-    for (rule, _, cut, entry), moves in groups.items():
-        moves.sort(key=lambda move: move.part)
-        names = " and ".join(_text(move.target[1]) for move in moves)
-        given = [sources[move.path] for move in moves]
-        form = rule.form
-        if form == UNCHANGED:
-            targets = [
-                _stacked(without_axis(shape, cut), entry, found[move.target])
-                for move, shape in zip(moves, given, strict=True)
-            ]
-        else:
-            targets = [wanted.get(_text_path(move.target)) for move in moves]
-        for move, shape in zip(moves, targets, strict=True):
-            new_shapes.setdefault(move.target, shape)
-        targets = [new_shapes[move.target] for move in moves]
-        if form != UNCHANGED and len(moves) != len(rule.routes):
-            count = f"{len(moves)} leaves for the {len(rule.routes)} parts"
+        is_split = form.fused == ("linen" if to_nnx else "nnx")
+        whole = link[:2] if form.fused is None else link.old if is_split else link.new
+        groups.setdefault((link.rule, whole, link.layers), []).append(link)
+        if link.layers[1]:
+            counts[link.new] = max(counts.get(link.new, 0), link.layers[1].number + 1)
+    for own in groups.values():
+        own.sort(key=lambda link: link.part)
+        _, new, (layer, entry), rule, _ = own[0]
+        names = " and ".join(_text(link.new[1]) for link in own)
+        old_shapes = [given[link.old] for link in own]
+        if rule is None or rule.form == UNCHANGED:
+            inner = without_axis(old_shapes[0], layer)
+            if inner and entry and not -len(inner) - 1 <= entry.axis <= len(inner):
+                problems.append((_text(own[0].old[1]), _no_axis(inner)))
+                continue
+            new_shapes = [_stacked(inner, entry, counts.get(new, 0))]
+        elif len(own) != len(rule.routes):
+            count = f"{len(own)} leaves for the {len(rule.routes)} parts"
             problems.append((names, f"{count} of the rule for {rule.linen!r}"))
             continue
-        if form != UNCHANGED:
-            absent = [move.target for move in moves if _text_path(move.target) not in wanted]
-            problems += [_not_there(target, wanted) for target in absent]
-            if absent:
-                continue
-        own = (
-            pieces_of(given, targets, (cut, entry), form)
-            if to_nnx
-            else pieces_of(targets, given, (entry, cut), form)
-        )
-        if isinstance(own, str):
-            problems.append((names, own))
+        elif absent := [link.new for link in own if link.new not in target]:
+            problems += [_not_there(key, target) for key in absent]
+            continue
         else:
-            pieces |= zip(moves, own, strict=True)
-    return pieces, new_shapes
+            new_shapes = [target[link.new] for link in own]
+        zipped = zip(own, new_shapes, strict=True)
+        new_shapes = [made.setdefault(link.new, shape) for link, shape in zipped]
+        form = rule.form if rule else UNCHANGED
+        found = (
+            pieces_of(old_shapes, new_shapes, (layer, entry), form)
+            if to_nnx
+            else pieces_of(new_shapes, old_shapes, (entry, layer), form)
+        )
+        if isinstance(found, str):
+            problems.append((names, found))
+        else:
+            pieces |= zip(own, found, strict=True)
+    return pieces, made
 
 
-def _stacked(shape: LeafShape, entry: Layer | None, moves: Sequence[_Move]) -> LeafShape:
-    """The shape of a leaf that these leaves go to, from the one entry that has a shape."""
-    if shape is None or entry is None:
+def _size(shape: LeafShape, axis: int) -> int:
+    """How many layers are stacked on an axis; none if there is no such axis."""
+    return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else 0
+
+
+def _stacked(shape: LeafShape, layer: Layer | None, count: int) -> LeafShape:
+    """The shape of a leaf in which so many of a shape are stacked."""
+    if shape is None or layer is None:
         return shape
-    axis = entry.axis % (len(shape) + 1)
-    count = 1 + max(move.entry.number for move in moves if move.entry is not None)
+    axis = layer.axis % (len(shape) + 1)
     return (*shape[:axis], count, *shape[axis:])
+
+
+def _no_axis(shape: LeafShape) -> str:
+    found = "it is not one array" if shape is None else f"its shape is {shape}"
+    return f"no axis of stacked layers that a rule asks for: {found}"
+
+
+def _not_there(key: ItemPath, target: Iterable[ItemPath]) -> tuple[str, str]:
+    path = (*key[0], *key[1])
+    depth, there = departure(path, ((*prefix, *own) for prefix, own in target))
+    note = f"not in the target, which has {', '.join(folded(there))} there"
+    return _text(path[len(key[0]) : depth + 1]), note
+
+
+def _collision(links: Sequence[_Link], shape: LeafShape, is_new: bool) -> str:
+    """What is wrong with links that do not make up a leaf of the target, or of the checkpoint."""
+    layers = [layer for link in links if (layer := link.layers[is_new])]
+    numbers = sorted({layer.number for layer in layers})
+    if len(numbers) < len(links):
+        others = ", ".join(_text((link.old if is_new else link.new)[1]) for link in links)
+        return f"{'one new path for several leaves' if is_new else 'several new paths'}, {others}"
+    total = max(numbers[-1] + 1, *(_size(shape, layer.axis) for layer in layers))
+    lacking = sorted({*range(total)}.difference(numbers))
+    return f"the layers {numbers}, each once and on one axis; missing are {lacking}"
 
 
 def _text(path: Path) -> str:
     return "/".join(map(str, path))
-
-
-def _text_path(target: ItemPath) -> Path:
-    return tuple(map(str, (*target[0], *target[1])))
-
-
-def _moves(key: ItemPath, shape: LeafShape, rules: list[OneWay], unused: set[str]) -> list[_Move]:
-    """Where a leaf goes: to one place, or to as many as it has entries."""
-    prefix, path = key
-    moves = [_Move((*prefix, *path), key)]
-    # The longest hit comes last.
-    for length in range(1, len(path) + 1):
-        text = "/".join(map(str, path[:length]))
-        hits = [(rule, hit) for rule in rules if (hit := rule.pattern.fullmatch(text))]
-        unused -= {rule.route.linen for rule, _ in hits}
-        if not hits:
-            continue
-        landings = [(rule.route, rule.landing(hit)) for rule, hit in hits]
-        # The first rule decides; others may name other entries of the same stack.
-        (first, landing), rest = landings[0], path[length:]
-        if landing.number is None:
-            landings = [each for each in landings if each[0].rule is first.rule]
-        moves = [move for each in landings for move in _of_landing(key, *each, rest, shape)]
-    return moves
-
-
-def _of_landing(
-    key: ItemPath, route: Route, landing: Landing, rest: Path, shape: LeafShape
-) -> list[_Move]:
-    prefix, path = key
-    if landing.axis is None:
-        numbers: list[int | None] = [None]
-    elif landing.number is not None:
-        numbers = [landing.number]
-    else:
-        numbers = [*range(_total(shape, landing.axis))]
-    if landing.entry is not None and shape is not None and not route.rule.form.is_reshaped:
-        rank = len(shape) + (landing.axis is None)
-        numbers = numbers if -rank <= landing.entry.axis < rank else []
-    moves: list[_Move] = []
-    for number in numbers:
-        text = landing.template
-        cut = None
-        if number is not None and landing.axis is not None:
-            if not re.fullmatch(landing.admits, str(number)):
-                continue
-            text = text.replace(NUMBER, str(number))
-            cut = Layer(landing.axis, number)
-        new = (*(text.split("/") if text else ()), *rest)
-        leaf = (*prefix, *path)
-        moves.append(_Move(leaf, (prefix, new), route.rule, route.part, cut, landing.entry))
-    return moves
-
-
-def _total(shape: LeafShape, axis: int) -> int:
-    """How many entries are stacked on an axis; none if there is no such axis."""
-    return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else 0
-
-
-def _left_out(key: ItemPath, moves: list[_Move], shape: LeafShape) -> str:
-    """What is wrong with the entries that are taken of one leaf; empty if nothing is."""
-    if not moves:
-        found = "it is not one array" if shape is None else f"its shape is {shape}"
-        return f"no axis of stacked layers that a rule asks for: {found}"
-    cuts = [move.cut for move in moves]
-    if cuts[0] is None:
-        return ""
-    taken = {cut.number for cut in cuts if cut is not None}
-    lacking = sorted({*range(_total(shape, cuts[0].axis))} ^ taken)
-    return f"the layers {lacking} have no place or do not exist" if lacking else ""
-
-
-def _not_there(target: ItemPath, wanted: Iterable[Path]) -> tuple[str, str]:
-    path = _text_path(target)
-    depth, there = departure(path, wanted)
-    note = f"not in the target, which has {', '.join(folded(there))} there"
-    return _text(path[len(target[0]) : depth + 1]), note
-
-
-def departure(path: Path, known: Iterable[Path]) -> tuple[int, list[str]]:
-    """At which of its keys a path leaves others, and what these have in the place of that key."""
-    depth, below = 0, list(known)
-    while inside := [own for own in below if own[: depth + 1] == path[: depth + 1]]:
-        depth, below = depth + 1, inside
-    return depth, list(dict.fromkeys(own[depth] for own in below if len(own) > depth))
-
-
-def _collision(moves: list[_Move]) -> str:
-    numbers = sorted(move.entry.number for move in moves if move.entry is not None)
-    if len(numbers) < len(moves):
-        sources = ", ".join(_text(move.path) for move in moves)
-        return f"one new path for several leaves, {sources}"
-    lacking = sorted({*range(max(len(numbers), max(numbers) + 1))}.difference(numbers))
-    return f"the layers {numbers}, each once and on one axis; missing are {lacking}"
-
-
-def nnx_keys(path: Path) -> Path:
-    """Keys as NNX has them: those of an `nnx.List` are integers."""
-    return tuple(int(key) if str(key).isdecimal() else key for key in path)

@@ -19,7 +19,8 @@ from ._arrays import as_like
 from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
 from ._match import Allowed, Misfits, Taken, match
-from ._restacking import for_target, groups_of
+from ._renaming import for_target
+from ._restacking import groups_of
 from ._source import Source, read_from
 from ._stored import Stored, batches, is_rng, stored_in, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of

@@ -18,7 +18,6 @@ from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mea
 from . import _arrays, _digests, _notes, _single_files
 from ._failures import quiet_orbax, reason, reported
 from ._files import VARIABLES, Found, find
-from ._renaming import departure
 from ._stored import (
     Location,
     Names,
@@ -289,6 +288,14 @@ def _nothing_within(path: Any, named: Iterable[Names], within: Names) -> Checkpo
     question = did_you_mean(within[depth], inside)
     remedy = f"The keys {place}there are {listed(sorted(inside))}. {question}".rstrip()
     return CheckpointNotFoundError(f"there is nothing within {'/'.join(within)!r} in", path, remedy)
+
+
+def departure(path: Path, known: Iterable[Path]) -> tuple[int, list[str]]:
+    """At which of its keys a path leaves others, and what these have in the place of that key."""
+    depth, below = 0, list(known)
+    while inside := [own for own in below if own[: depth + 1] == path[: depth + 1]]:
+        depth, below = depth + 1, inside
+    return depth, list(dict.fromkeys(own[depth] for own in below if len(own) > depth))
 
 
 def _layout(tops: set[str]) -> str:

@@ -19,10 +19,10 @@ import registry
 from bridge._conversion.neutral import Leaf, Path
 from bridge._errors import path_text
 from bridge._randomness.typed_keys import implementation, is_key, to_bits
+from bridge._rules.pieces import Piece
 
 from . import _json
 from ._json import NotCarriedError
-from ._renaming import Made
 
 Names: TypeAlias = tuple[str, ...]
 Location: TypeAlias = tuple[Any, ...]
@@ -77,10 +77,13 @@ class Stored:
 
 
 class Recipe(NamedTuple):
-    """How one array is made of others, the `origins`; with `to_nnx`, these are Linen's."""
+    """How one array is made of others, the `origins`; with `to_nnx`, these are Linen's.
+
+    Each has the piece that says which part of it becomes which part of the array.
+    """
 
     origins: tuple[Stored, ...]
-    made: Made
+    pieces: tuple[Piece, ...]
     to_nnx: bool
 
 

@@ -19,8 +19,7 @@ from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Neutral, Path, walk
 from bridge._errors import CheckpointError
 
-from ._renaming import ItemPath, placements
-from ._restacking import restacked, shape_in
+from ._renaming import ItemPath, renamed
 from ._source import Source
 from ._stored import PYTHON_TYPES, Record, Stored, is_rng, tree_text
 from ._targets import TargetTree, tree_of
@@ -119,23 +118,18 @@ def with_optimizer(
         else:
             continue
         first = 0 if source.layout == "nnx" else 1
-        parameters = {_text(record.path[first:]) for record in source.variables}
-        shapes = {
-            _split(record.path, parameters): shape_in(record)
+        theirs = {_text(record.path[first:]) for record in source.variables}
+        ours = {_text(path[1:]) for path in (main.leaves if main else ())}
+        kept = {
+            _split(record.path, theirs): record
             for record in records
             if record.stored and record.path[0] in asked
         }
-        wanted = {text: shape_of(target.leaves[path].value) for text, path in places.items()}
-        # Moments of another transformation have no place: `match` lists them, under their names.
-        is_alike = all(
-            any(place[: len(prefix)] == prefix for place in places)
-            for prefix, path in shapes
-            if path
-        )
-        own_table = table if is_alike else None
-        found = placements(shapes, wanted, own_table, to_nnx=is_nnx, all_used=False)
-        made = {places.get(path, path): own for path, own in found.items()}
-        extra[name] = restacked(source, records, made, to_nnx=is_nnx)
+        wanted = {
+            _split(text, ours): (path, shape_of(target.leaves[path].value))
+            for text, path in places.items()
+        }
+        extra[name] = renamed(source, kept, wanted, table, to_nnx=is_nnx, all_used=False)
     return dataclasses.replace(source, extra=extra)
 
 

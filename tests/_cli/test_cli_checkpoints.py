@@ -16,8 +16,7 @@ from flax import nnx, serialization
 from bridge import NNXMeta, checkpoint
 from bridge._cli._input_errors import InputError
 from bridge._cli.diff import _diff
-from bridge._rules import rules as _rules
-from bridge.checkpoint import _notes, _renaming
+from bridge.checkpoint import _notes
 from bridge.parity._numbers import Tolerance
 from tests.models import assert_identical
 
@@ -641,51 +640,6 @@ def test_what_cannot_be_converted_is_a_short_message(
     assert message in outcome.err
     assert "Traceback" not in outcome.err
     assert not (tmp_path / "out").exists()
-
-
-PATHS = [
-    ("block_3", "Dense_0", "kernel"),
-    ("block_12", "Dense_0", "kernel"),
-    ("block_12", "Dense_1", "kernel"),
-    ("head", "kernel"),
-    ("a.b", "kernel"),
-    ("x", "y", "w"),
-]
-TABLE = {
-    r"block_(\d+)/Dense_(\d)": r"blocks.\1.dense.\2",
-    r"block_(\d+)": r"blocks.\1",
-    "head": "out.linear",
-    r"a\.b": "ab",
-    r"(x)/(y)": r"\2.\1",
-}
-
-
-def renamed(paths, table, *, to_nnx=True):
-    shapes = {((), path): (2, 3) for path in paths}
-    made = _renaming.placements(shapes, {}, table, to_nnx=to_nnx)
-    return {made[new].paths[0]: tuple(map(str, new)) for new in made}
-
-
-def test_the_longest_path_that_a_rule_matches_is_renamed():
-    table = {"block_3": "b", r"block_(\d+)/Dense_(\d)": r"blocks.\1.dense.\2"}
-    found = renamed(PATHS, table)
-    assert found[PATHS[0]] == ("blocks", "3", "dense", "0", "kernel")
-    assert found[PATHS[2]] == ("blocks", "12", "dense", "1", "kernel")
-    assert found[PATHS[3]] == PATHS[3]
-
-
-def test_rules_are_read_backwards():
-    table = {key: value for key, value in TABLE.items() if key != r"block_(\d+)"}
-    there = renamed(PATHS, table)
-    assert there[("x", "y", "w")] == ("y", "x", "w")
-    back = renamed(there.values(), table, to_nnx=False)
-    assert {path: back[there[path]] for path in PATHS} == {path: path for path in PATHS}
-
-
-@pytest.mark.parametrize("key", [r"a\d", "a|b", "a.b", "(?:a)", "(a)(b)", "a+"])
-def test_what_is_no_text_cannot_be_read_backwards(key):
-    with pytest.raises(checkpoint.RulesError, match="cannot be read backwards"):
-        _rules.read_backward({key: r"x.\1" if "(a)" in key else "x"})
 
 
 def test_two_formats_of_a_checkpoint_list_alike(capsys, tmp_path):

@@ -1,14 +1,17 @@
 """Restoring under rules, into a target whose names are others."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from flax import linen as nn
 from flax import nnx, serialization
 from flax.training import train_state
 
 from bridge import checkpoint
+from bridge._conversion.neutral import nest
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
 from tests.strategies import exact
@@ -54,6 +57,55 @@ def test_a_linen_checkpoint_goes_into_an_nnx_model_of_other_names_and_back(
     assert exact(back) == exact(variables)
 
 
+RENAMED = {
+    ("block_3", "Dense_0", "kernel"): ("blocks", 3, "dense", 0, "kernel"),
+    ("block_12", "Dense_1", "kernel"): ("blocks", 12, "dense", 1, "kernel"),
+    ("block_12", "scale"): ("blocks", 12, "scale"),
+    ("first", "kernel"): ("b", "kernel"),
+    ("head", "kernel"): ("out", "linear", "kernel"),
+    ("a.b", "kernel"): ("ab", "kernel"),
+    ("x", "y", "w"): ("y", "x", "w"),
+    ("same", "w"): ("same", "w"),
+}
+TABLE = {
+    r"block_(\d+)": r"blocks.\1",
+    r"block_(\d+)/Dense_(\d)": r"blocks.\1.dense.\2",
+    # Neither can be read backwards.
+    "first|second": "b",
+    r"h\w+d": "out.linear",
+    r"a\.b": "ab",
+    "(x)/(y)": r"\2.\1",
+}
+
+
+def test_the_longest_path_that_a_rule_matches_is_renamed_and_back(tmp_path):
+    values = {path: np.full(2, n, np.float32) for n, path in enumerate(RENAMED)}
+    linen = {"params": nest(values)}
+    new = {RENAMED[path]: value for path, value in values.items()}
+    checkpoint.save(tmp_path / "linen", linen)
+    target = nnx.State(nest({path: nnx.Param(jnp.zeros(2)) for path in new}))
+    state = checkpoint.restore(tmp_path / "linen", target, rules=TABLE)
+    assert exact(nnx.to_pure_dict(state)) == exact(jax.tree.map(jnp.asarray, nest(new)))
+    checkpoint.save(tmp_path / "nnx", state)
+    shapes = jax.tree.map(np.zeros_like, linen)
+    assert exact(checkpoint.restore(tmp_path / "nnx", shapes, rules=TABLE)) == exact(linen)
+
+
+@pytest.mark.parametrize(
+    "rules", [{"layers": "blocks.*"}, {r"layers/(\w)": r"blocks.*.{\1_0,\1_1}"}]
+)
+def test_an_orbax_state_of_nnx_goes_into_stacked_linen_variables(tmp_path, rules):
+    # Regression: the key `value` of each Variable hid the leaves from rules that split arrays.
+    kernels = np.arange(24, dtype=np.float32).reshape(3, 2, 4)
+    names = {"k": slice(4)} if "layers" in rules else {"k_0": slice(2), "k_1": slice(2, 4)}
+    blocks = {n: {k: nnx.Param(w[:, s]) for k, s in names.items()} for n, w in enumerate(kernels)}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(tmp_path / "state", args=ocp.args.PyTreeSave(nnx.State({"blocks": blocks})))
+    linen = {"params": {"layers": {"k": np.zeros_like(kernels)}}}
+    found = checkpoint.restore(tmp_path / "state", linen, rules=rules)
+    assert exact(found) == exact({"params": {"layers": {"k": kernels}}})
+
+
 def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
     checkpoint.save(tmp_path / "linen", variables)
     model = Native(nnx.Rngs(0))
@@ -61,7 +113,7 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
     for rules, text in (
         ({"Conv_0": "layers.0"}, "match no path"),
         ({r"Dense_\d": "layers.0"}, "one new path for several leaves"),
-        ({"Dense_0": "layers.0", "Dense_1": "layers.00"}, "one new path for several leaves"),
+        ({"Dense_0": "layers.0", "Dense_1": "layers.0"}, "one new path for several leaves"),
         ({"h": "layers.*"}, "match no path"),
         ({"Dense_0": "layers.*.*"}, "one \\* or"),
         ({r"(Dense_\d)": r"layers[\1]"}, "'Dense_0' for the number"),
