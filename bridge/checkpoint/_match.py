@@ -24,96 +24,85 @@ Taken: TypeAlias = dict[Path, list[tuple[Stored, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Allowed:
-    """What may differ between a checkpoint and a target.
-
-    RNG state has to fit if `rngs` is True, is left alone if False, and is restored where both have
-    it if None. With `allow_missing`, the target keeps what the checkpoint lacks; with
-    `allow_unexpected`, what the target lacks is ignored.
-    """
-
-    rngs: bool | None
-    allow_missing: bool
-    allow_unexpected: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Misfits:
-    """Everything that does not fit, of all trees.
+class TargetComparison:
+    """A checkpoint compared with targets, and everything that does not fit, of all trees.
 
     Attributes:
+      rngs: whether RNG state has to fit; None restores it where both have it.
+      allow_missing: whether the target keeps what the checkpoint lacks.
+      allow_unexpected: whether what the target lacks is ignored.
       missing: (path, expected).
       mis_shaped: (path, expected, found).
       mis_typed: (path, expected, found).
       unexpected: paths.
     """
 
+    source: Source
+    rngs: bool | None
+    allow_missing: bool
+    allow_unexpected: bool
     missing: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     mis_shaped: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
     mis_typed: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
     unexpected: list[str] = dataclasses.field(default_factory=list)
 
-    def raise_if_any(self, path: Any, remedies: str) -> None:
-        """Raises CheckpointError with every problem of the checkpoint at a path."""
-        if not any(vars(self).values()):
+    def match(self, records: Sequence[Record], target: TargetTree, label: str = "") -> Taken:
+        """What a target takes out of a tree of the checkpoint.
+
+        Paths in messages begin with `label`.
+        """
+        stored = stored_in(records)
+        taken: Taken = {}
+        seen: set[Names] = set()
+        for path, own in paths_in(self.source, target).items():
+            leaf = target.leaves[path]
+            is_stream = target.side != "pytree" and is_rng(path)
+            below = parts(leaf.value)
+            where = _locate(self.source, own, [keys for keys, _ in below], stored, leaf)
+            seen.update(where or ())
+            if not below or (is_stream and self.rngs is False):
+                continue
+            text = label + tree_text(path)
+            if where is None:
+                is_optional = self.allow_missing or (is_stream and self.rngs is None)
+                if not is_optional or any(isinstance(x, jax.ShapeDtypeStruct) for _, x in below):
+                    self.missing.append((text, shape_text(leaf.value)))
+                continue
+            taken[path] = []
+            for names, (keys, like) in zip(where, below, strict=True):
+                problem = _problem(stored[names], like)
+                entry = "/".join([text, *map(str, keys)]), *_texts(like, stored[names])
+                if problem is None:
+                    taken[path].append((stored[names], like))
+                else:
+                    (self.mis_shaped if problem == "shape" else self.mis_typed).append(entry)
+        for record in records:
+            is_left = record.stored and not seen.issuperset(record.stored)
+            is_ignored = self.rngs is not True and _is_stream(self.source, record.path, stored)
+            if is_left and not is_ignored and not self.allow_unexpected:
+                self.unexpected.append(label + tree_text(record.path))
+        return taken
+
+    def raise_if_any(self, remedy: str) -> None:
+        """Raises CheckpointError with every problem; `remedy` is what is most likely to help."""
+        if not (self.missing or self.mis_shaped or self.mis_typed or self.unexpected):
             return
-        hints = [remedies] if remedies else []
+        hints = [remedy] if remedy else []
         if self.missing:
             hints.append(
                 "allow_missing=True keeps what the target has where the checkpoint has none."
             )
         if self.unexpected:
             hints.append("allow_unexpected=True ignores what the target does not have.")
-        hints.append("Nothing was changed.")
-        found = "the target does not fit the checkpoint"
-        raise CheckpointError(found, path, " ".join(hints), **vars(self))
-
-
-def match(
-    source: Source,
-    records: Sequence[Record],
-    target: TargetTree,
-    allowed: Allowed,
-    misfits: Misfits,
-    label: str = "",
-) -> Taken:
-    """Compares a tree of a checkpoint with a target, and returns what is taken out of the tree.
-
-    `misfits` gets what does not fit. Paths in messages begin with `label`.
-    """
-    stored = stored_in(records)
-    taken: Taken = {}
-    seen: set[Names] = set()
-    for path, own in paths_in(source, target).items():
-        leaf = target.leaves[path]
-        is_stream = target.side != "pytree" and is_rng(path)
-        below = parts(leaf.value)
-        where = _locate(source, own, [keys for keys, _ in below], stored, leaf)
-        if where is not None:
-            seen.update(where)
-        if not below or (is_stream and allowed.rngs is False):
-            continue
-        text = label + tree_text(path)
-        if where is None:
-            is_optional = allowed.allow_missing or (is_stream and allowed.rngs is None)
-            if not is_optional or any(isinstance(x, jax.ShapeDtypeStruct) for _, x in below):
-                misfits.missing.append((text, shape_text(leaf.value)))
-            continue
-        taken[path] = []
-        for names, (keys, like) in zip(where, below, strict=True):
-            problem = _problem(stored[names], like)
-            entry = "/".join([text, *map(str, keys)]), *_texts(like, stored[names])
-            if problem is None:
-                taken[path].append((stored[names], like))
-            else:
-                (misfits.mis_shaped if problem == "shape" else misfits.mis_typed).append(entry)
-    for record in records:
-        is_stream = _is_stream(source, record.path, stored)
-        if is_stream and allowed.rngs is not True:
-            continue
-        if record.stored and not seen.issuperset(record.stored) and not allowed.allow_unexpected:
-            misfits.unexpected.append(label + tree_text(record.path))
-    return taken
+        raise CheckpointError(
+            "the target does not fit the checkpoint",
+            self.source.path,
+            " ".join([*hints, "Nothing was changed."]),
+            missing=self.missing,
+            mis_shaped=self.mis_shaped,
+            mis_typed=self.mis_typed,
+            unexpected=self.unexpected,
+        )
 
 
 def _locate(

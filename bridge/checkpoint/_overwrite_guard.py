@@ -12,8 +12,7 @@ from typing import Any
 from bridge._errors import CheckpointError
 
 from . import _single_files
-from ._files import COMMITTED, ITEMS_FILE, TREE_FILE
-from ._paths import absolute, latest_step
+from ._files import COMMITTED, ITEMS_FILE, TREE_FILE, absolute, latest_step
 
 # Every file that orbax writes for a tree, by its path in the tree's directory. A database has
 # arrays in files with hexadecimal names; without it each array has a directory with an index.

@@ -17,8 +17,8 @@ import jax
 from bridge._errors import CheckpointError, warn
 
 from ._failures import agreed, quiet_orbax, reported
+from ._files import NEW, OLD, REPLACED, absolute, is_remote, place_of
 from ._overwrite_guard import check, check_content
-from ._paths import NEW, OLD, REPLACED, absolute, is_remote, place_of
 
 try:
     import fcntl

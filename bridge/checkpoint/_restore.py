@@ -14,15 +14,13 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Key, Neutral
 from bridge._errors import CheckpointError, did_you_mean, listed
 
-from . import _restacking
-from ._arrays import as_like
+from . import _reading
 from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
-from ._match import Allowed, Misfits, Taken, match
+from ._match import Taken, TargetComparison
 from ._renaming import for_target
-from ._restacking import groups_of
 from ._source import Source, read_from
-from ._stored import Stored, batches, is_rng, stored_in, tree_text
+from ._stored import is_rng, stored_in, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
 from ._training import OPT_STATE, with_optimizer
 from ._verify import check_has_digests, compare
@@ -154,7 +152,6 @@ def restore(
       >>> bool((model(x) == nn.Dense(3).apply(variables, x)).all())
       True
     """
-    allowed = Allowed(rngs, allow_missing, allow_unexpected)
     targets = {name: tree_of(value, as_pytree=True) for name, value in (extra or {}).items()}
     main = None if target is None else tree_of(target)
 
@@ -164,20 +161,18 @@ def restore(
             source = dataclasses.replace(source, digests=[])
         source = with_optimizer(source, main, targets, rules)
         source = for_target(source, main, rules) if rules else source
-        misfits = Misfits()
-        own = {} if main is None else match(source, source.variables, main, allowed, misfits)
+        compared = TargetComparison(source, rngs, allow_missing, allow_unexpected)
+        own = {} if main is None else compared.match(source.variables, main)
         taken: dict[str, Taken] = {}
         for name, tree in targets.items():
             if name not in source.extra and tree.leaves and not allow_missing:
                 # One line for all of its leaves.
                 beside = listed(source.extra)
                 expected = f"a tree beside the model, where the checkpoint has {beside}"
-                misfits.missing.append((name, expected))
+                compared.missing.append((name, expected))
             else:
-                taken[name] = match(
-                    source, source.extra.get(name, ()), tree, allowed, misfits, f"{name}: "
-                )
-        misfits.raise_if_any(source.path, _remedy(source, target, extra or {}, misfits))
+                taken[name] = compared.match(source.extra.get(name, ()), tree, f"{name}: ")
+        compared.raise_if_any(_remedy(source, target, extra or {}, compared.unexpected))
         values = {name: _values(source, taken[name], tree) for name, tree in targets.items()}
         if main is None:
             model, assignments = _variables(source, rngs is not False), []
@@ -199,20 +194,10 @@ def restore(
     return model if extra is None else (model, extras)
 
 
-def _read(source: Source, likes: Mapping[Stored, Any]) -> dict[Stored, Any]:
-    """Values, each for the place of the leaf in `likes`, or as it was saved for None."""
-    values: dict[Stored, Any] = {}
-    for batch in batches(groups_of(likes)):
-        read = _restacking.read(source, {s: likes[s] for s in batch if s.is_read})
-        for stored in batch:
-            values[stored] = as_like(stored, read.pop(stored, None), likes[stored])
-    return values
-
-
 def _values(source: Source, taken: Taken, target: TargetTree) -> dict[Any, Any]:
     """Values of the target's leaves by path, each with the containers of the target's."""
     likes = {stored: like for entries in taken.values() for stored, like in entries}
-    values = _read(source, likes)
+    values = _reading.read(source, likes)
     return {
         path: jax.tree.unflatten(
             jax.tree.structure(target.leaves[path].value),
@@ -233,7 +218,7 @@ def _variables(source: Source, rngs: bool) -> Any:
         )
     records = [record for record in source.variables if rngs or not is_rng(record.path)]
     stored = stored_in(records)
-    read = _read(source, dict.fromkeys(stored.values()))
+    read = _reading.read(source, dict.fromkeys(stored.values()))
     values = {names: read[s] for names, s in stored.items()}
     neutral: Neutral = {}
     unsupported: list[tuple[str, str]] = []
@@ -271,13 +256,15 @@ def _assign(assignments: list[Assignment]) -> None:
         raise
 
 
-def _remedy(source: Source, target: Any, extra: Mapping[str, Any], misfits: Misfits) -> str:
+def _remedy(
+    source: Source, target: Any, extra: Mapping[str, Any], unexpected: Sequence[str]
+) -> str:
     """What is most likely to help."""
     if empty_wrappers(target):
         return "A ToNNX in the model has no variables yet; call bridge.lazy_init first."
     for name, each in extra.items():
         if isinstance(each, nnx.Optimizer) and any(
-            path.startswith(f"{name}: ") for path in misfits.unexpected
+            path.startswith(f"{name}: ") for path in unexpected
         ):
             return (
                 f"The optimizer {name!r} has another state than the one that was saved. Make it"
@@ -291,8 +278,5 @@ def _remedy(source: Source, target: Any, extra: Mapping[str, Any], misfits: Misf
         )
     if source.layout == "nnx":
         return "The checkpoint is an NNX state, whose leaves are matched by path."
-    return " ".join(
-        filter(
-            None, (did_you_mean(name, source.extra) for name in extra if name not in source.extra)
-        )
-    )
+    absent = [name for name in extra if name not in source.extra]
+    return " ".join(filter(None, (did_you_mean(name, source.extra) for name in absent)))

@@ -18,7 +18,7 @@ import pytest
 
 import bridge
 from bridge import checkpoint
-from bridge.checkpoint import CheckpointError, CheckpointNotFoundError, _paths, _publish
+from bridge.checkpoint import CheckpointError, CheckpointNotFoundError, _files, _publish
 from tests import processes
 from tests.checkpoint import faulty_steps
 from tests.strategies import exact
@@ -117,7 +117,7 @@ def test_a_failure_of_any_step_is_one_error_and_leaves_nothing_behind(made, tmp_
 def test_what_a_killed_save_left_is_removed_by_the_next_one(tmp_path):
     path = tmp_path / "model"
     checkpoint.save(path, VALUES["old"])
-    left, other = _paths.place_of(path), tmp_path / "model.next"
+    left, other = _files.place_of(path), tmp_path / "model.next"
     for place in (left, other):
         (place / "new.orbax-checkpoint-tmp").mkdir(parents=True)
     checkpoint.save(left / "old", VALUES["old"])
@@ -132,7 +132,7 @@ def test_what_is_no_checkpoint_is_not_removed_with_what_a_killed_save_left(tmp_p
     """It was put into the old directory in the moment in which it was taken out."""
     path = tmp_path / "model"
     checkpoint.save(path, VALUES["old"])
-    old = _paths.place_of(path) / "old"
+    old = _files.place_of(path) / "old"
     old.mkdir(parents=True)
     (old / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match=r"it holds 'notes.txt' at .*bridge-save/old"):
@@ -162,7 +162,7 @@ def _made(path):
 def test_a_folder_that_is_no_checkpoint_comes_back_after_a_save_was_killed(tmp_path):
     """Between the last look and the first rename something can be put into a directory."""
     path = tmp_path / "model"
-    old = _paths.place_of(path) / "old"
+    old = _files.place_of(path) / "old"
     old.mkdir(parents=True)
     (old / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match=r"it holds 'notes.txt'"):
@@ -177,7 +177,7 @@ def test_a_directory_that_another_save_removes_is_made_again(tmp_path, monkeypat
     def lock(descriptor, operation):
         if removals:
             removals.clear()
-            _paths.place_of(path).rmdir()
+            _files.place_of(path).rmdir()
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", lock)
@@ -325,7 +325,7 @@ def test_if_the_last_step_cannot_be_undone_the_error_says_where_both_are(tmp_pat
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(path, VALUES["new"], overwrite=True)
-    aside = _paths.place_of(path)
+    aside = _files.place_of(path)
     for name, values in VALUES.items():
         assert str(aside / name) in str(caught.value)
         assert exact(checkpoint.restore(aside / name)) == exact(values)
