@@ -55,6 +55,9 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
         raise RulesError("no target", "one of the other library", "give it, or leave rules out")
     first = 0 if source.layout == "nnx" else 1
     records = {split_at(record.path, first): record for record in source.variables}
+    if len(records) < len(source.variables):
+        problem = "keys that differ only in being a number or text"
+        raise RulesError(problem, "keys that differ as text", "leave rules out")
     wanted = {
         split_at(own, first): (own, shape_of(target.leaves[path].value))
         for path, own in paths_in(source, target).items()
@@ -121,7 +124,10 @@ def renamed(
     if problems:
         texts = [f"{where}: {note}" for where, note in by_reason(dict.fromkeys(problems))]
         raise RulesError(texts, "one place for every leaf", "correct the table")
-    found = [record for key, record in records.items() if key not in by_old]
+    found: list[Record] = []
+    for key, record in records.items():
+        if key not in by_old:
+            found.append(_at(source, (*key[0], *key[1]), [record], [], None, to_nnx))
     for key, own in by_new.items():
         path = target[key][0] if key in target else (*key[0], *key[1])
         origins = [records[link.old] for link in own]

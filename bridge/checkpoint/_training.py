@@ -8,7 +8,7 @@ state, and behind them those of its parameter, for which the rules of the model 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from bridge._errors import CheckpointError
 
 from ._renaming import ItemPath, renamed
 from ._source import Source
-from ._stored import PYTHON_TYPES, Record, Stored, is_rng, tree_text
+from ._stored import Record, is_rng, tree_text
 from ._targets import TargetTree, tree_of
 
 OPT_STATE, STEP = "opt_state", "step"
@@ -95,41 +95,40 @@ def with_optimizer(
     be followed.
     """
     start = 1 if source.layout == "bridge" else 0
-    of_nnx = {n: [r.path[start:] for r in own] for n, own in source.extra.items()}
-    of_nnx = {name: paths for name, paths in of_nnx.items() if _is_optimizer(paths)}
+    trees = {n: {_text(r.path[start:]): r for r in own} for n, own in source.extra.items()}
+    of_nnx = {name: tree for name, tree in trees.items() if _is_optimizer(tree)}
     of_linen = {
-        name: [(name, *record.path) for record in source.extra[name]]
+        _text((name, *record.path)): record
         for name in (OPT_STATE, STEP)
         if name in source.extra.keys() - of_nnx.keys()
+        for record in source.extra[name]
     }
+    linen_names = {path[0] for path in of_linen}
+    first = 0 if source.layout == "nnx" else 1
+    theirs = {_text(record.path[first:]) for record in source.variables}
+    ours = {_text(path[1:]) for path in (main.leaves if main else ())}
     extra = dict(source.extra)
     for name, target in targets.items():
         is_nnx = target.side == "nnx" and _is_optimizer(path[1:] for path in target.leaves)
-        if is_nnx and name not in of_nnx and OPT_STATE in of_linen:
-            places = {_text(path[1:]): path for path in target.leaves}
-            records, asked = _merged(source, of_linen), {OPT_STATE, STEP}
+        if is_nnx and name not in of_nnx and OPT_STATE in linen_names:
+            state = of_linen
         elif name in (OPT_STATE, STEP) and name not in extra and len(of_nnx) == 1:
-            places = {_text((name, *path)): path for path in target.leaves}
-            records, asked = _merged(source, of_nnx), {name}
-        elif table and main is not None and main.side == "linen" and name in of_linen:
+            (state,) = of_nnx.values()
+        elif table and main is not None and main.side == "linen" and name in linen_names:
             # A model of NNX saved it in the layout of Linen, under its own names.
-            places = {_text((name, *path)): path for path in target.leaves}
-            records, asked = _merged(source, of_linen), {name}
+            state = of_linen
         else:
             continue
-        first = 0 if source.layout == "nnx" else 1
-        theirs = {_text(record.path[first:]) for record in source.variables}
-        ours = {_text(path[1:]) for path in (main.leaves if main else ())}
-        kept = {
-            _split(record.path, theirs): record
-            for record in records
-            if record.stored and record.path[0] in asked
+        records = {
+            _split(path, theirs): _as_number(path, record)
+            for path, record in state.items()
+            if record.stored and (is_nnx or path[0] == name)
         }
         wanted = {
-            _split(text, ours): (path, shape_of(target.leaves[path].value))
-            for text, path in places.items()
+            _split(_text(path[1:] if is_nnx else (name, *path)), ours): (path, shape_of(leaf.value))
+            for path, leaf in target.leaves.items()
         }
-        extra[name] = renamed(source, kept, wanted, table, to_nnx=is_nnx, all_used=False)
+        extra[name] = renamed(source, records, wanted, table, to_nnx=is_nnx, all_used=False)
     return dataclasses.replace(source, extra=extra)
 
 
@@ -144,29 +143,15 @@ def _text(path: Path) -> Path:
     return texts[:-1] if texts[-1:] == ("value",) else texts
 
 
-def _merged(source: Source, trees: Mapping[str, Sequence[Path]]) -> list[Record]:
-    """Trees of a checkpoint as one.
-
-    `trees` has the names of trees, and the path that each record gets, as text.
-    """
-    records = []
-    for name, paths in trees.items():
-        for record, path in zip(source.extra[name], map(_text, paths), strict=True):
-            length = len(source.names(record.path))
-            stored = {
-                (*source.names(path), *names[length:]): _as_number(path, own)
-                for names, own in record.stored.items()
-            }
-            records.append(dataclasses.replace(record, path=path, stored=stored))
-
-    return records
-
-
-def _as_number(path: Path, stored: Stored) -> Stored:
+def _as_number(path: Path, record: Record) -> Record:
     """The step as a number: Linen counts in signed integers, NNX in unsigned ones."""
-    if path != (STEP,) or stored.shape or stored.kind in PYTHON_TYPES:
-        return stored
-    return dataclasses.replace(stored, kind="int", dtype="int")
+    stored = {
+        names: own
+        if path != (STEP,) or own.shape or own.is_python
+        else dataclasses.replace(own, kind="int", dtype="int")
+        for names, own in record.stored.items()
+    }
+    return dataclasses.replace(record, stored=stored)
 
 
 def _split(path: Path, parameters: Collection[Path]) -> ItemPath:

@@ -212,6 +212,37 @@ def test_one_stack_is_read_at_a_time_so_that_few_arrays_are_there_twice(
     assert exact(jax.tree.map(np.asarray, nnx.to_pure_dict(restored))) == exact(target)
 
 
+def layers(depth, *, is_linen, is_stacked):
+    """Layers with one leaf, under the names of the rules above."""
+    stack = np.arange(2.0 * depth, dtype=np.float32).reshape(depth, 2)
+    if is_linen:
+        one_by_one = {f"layers_{i}": {"w": w} for i, w in enumerate(stack)}
+        return {"params": {"layers": {"w": stack}} if is_stacked else one_by_one}
+    blocks = {"w": stack} if is_stacked else {i: {"w": w} for i, w in enumerate(stack)}
+    return nnx.State({"blocks": jax.tree.map(nnx.Param, blocks)})
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize("in_linen", [True, False])
+@pytest.mark.parametrize("to_nnx", [True, False])
+def test_another_number_of_layers_does_not_fit(tmp_path, depth, in_linen, to_nnx):
+    saved = layers(depth, is_linen=to_nnx, is_stacked=in_linen == to_nnx)
+    target = layers(3, is_linen=not to_nnx, is_stacked=in_linen != to_nnx)
+    checkpoint.save(tmp_path / "layers", saved)
+    rules = STACKED_IN_LINEN if in_linen else STACKED_IN_NNX
+    with pytest.raises((checkpoint.CheckpointError, checkpoint.RulesError)) as caught:
+        checkpoint.restore(tmp_path / "layers", target, rules=rules)
+    shapes = f"expected float32[3, 2], found float32[{depth}, 2]"
+    assert any(text in str(caught.value) for text in ("3/w", "2/w", "missing are [3]", shapes))
+
+
+def test_keys_that_differ_only_in_type_are_not_renamed(tmp_path):
+    ones = np.ones(2, np.float32)
+    checkpoint.save(tmp_path / "keys", nnx.State({"a": {0: ones, "0": ones}}))
+    with pytest.raises(checkpoint.RulesError, match="a number or text"):
+        checkpoint.restore(tmp_path / "keys", {"params": {"b_0": ones}}, rules={"b_(.)": r"a.\1"})
+
+
 def test_what_is_not_a_whole_stack_is_refused(tmp_path):
     layers = {f"layers_{i}": {"w": np.ones(i // 2 + 1), "s": np.ones(())} for i in range(3)}
     checkpoint.save(tmp_path / "layers", {"params": layers})
