@@ -314,14 +314,32 @@ class Correspondence:
             [p for p, own in by_nnx.items() if own != [WHOLE] and not _covered(nnx[p].value, own)],
         )
 
+    def by_target(self, *, to_nnx: bool) -> dict[Any, list[Piece]]:
+        """The pieces of each leaf of one side that have a leaf on the other."""
+        found: dict[Any, list[Piece]] = {}
+        for piece in self.pieces:
+            if piece.nnx is not None:
+                found.setdefault(piece.nnx if to_nnx else piece.linen, []).append(piece)
+        return found
+
+    def is_whole(self, piece: Piece) -> bool:
+        """Whether a piece is the whole of both leaves as they are."""
+        if piece.nnx is None or piece.axes or piece.linen_region or piece.nnx_region:
+            return False
+        ours, theirs = self.nnx_leaves[piece.nnx].value, self.linen_values[piece.linen]
+        return shape_of(ours) == shape_of(theirs)
+
     def same_leaves(self) -> Iterator[tuple[NNXNode, LinenNode, str]]:
         """(NNX leaf, Linen leaf, label) of the leaves that are each other as they are."""
-        for piece in self.pieces:
-            is_whole = not (piece.axes or piece.linen_region or piece.nnx_region)
-            if piece.nnx is not None and is_whole:
-                node, scope = self.nnx_leaves[piece.nnx], self.linen.at(piece.linen[1])
-                if scope and shape_of(node.value) == shape_of(self.linen_values[piece.linen]):
-                    yield node, scope, piece.rule
+        for piece in filter(self.is_whole, self.pieces):
+            if scope := self.linen.at(piece.linen[1]):
+                yield self.nnx_leaves[piece.nnx], scope, piece.rule
+
+    @property
+    def linked(self) -> tuple[set[Address], set[Path | None]]:
+        """The leaves of each side that belong to one of the other, also if that does not fit."""
+        both = (*self.pieces, *self.mis_shaped)
+        return {each.linen for each in both}, {each.nnx for each in both}
 
     def zero_pieces(self) -> list[Piece]:
         """The Linen leaves that NNX has no place for."""

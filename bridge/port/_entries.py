@@ -13,7 +13,6 @@ from bridge._conversion.matching import shape_text
 from bridge._conversion.neutral import Address, Path
 from bridge._layers.table import without_nnx_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._rules.pieces import Piece
 
 from ._correspondence import Ambiguous, Correspondence, MisShaped
 from ._moving import cast_is_exact, is_unknown, is_zero
@@ -104,37 +103,27 @@ class Entries:
 
     def _together(self) -> Iterator[Entry]:
         """One entry for each leaf of the target."""
-        by_target: dict[Any, list[Piece]] = {}
-        for piece in self._found.pieces:
-            if piece.nnx is not None:
-                key = piece.nnx if self._to_nnx else piece.linen
-                by_target.setdefault(key, []).append(piece)
-        part_of_linen, part_of_nnx = self._found.incomplete()
-        incomplete = {*part_of_nnx} if self._to_nnx else {*part_of_linen}
+        by_target = self._found.by_target(to_nnx=self._to_nnx)
+        parts = self._found.incomplete()
+        target_parts, source_parts = parts[::-1] if self._to_nnx else parts
+        incomplete = {*target_parts}
         order: list[Any] = [*self._leaves] if self._to_nnx else [*self._values]
         for target in filter(by_target.__contains__, order):
             pieces = by_target[target]
             linen = list(dict.fromkeys(piece.linen for piece in pieces))
-            nodes = list({p.nnx: self._leaves[p.nnx] for p in pieces if p.nnx is not None}.values())
+            nodes = [self._leaves[path] for path in dict.fromkeys(piece.nnx for piece in pieces)]
             one, other = [self._values[address] for address in linen], [n.value for n in nodes]
             sources, targets = (one, other) if self._to_nnx else (other, one)
-            dtypes = {getattr(value, "dtype", None) for value in (*one, *other)}
             kind, note = "matched", ""
             if target in incomplete:
                 kind, note = "missing", "its parts do not make it up exactly once"
-            elif not (
-                len(dtypes) == 1
-                or None in dtypes
-                or all(cast_is_exact(value, targets[0].dtype) for value in sources)
-            ):
+            elif not all(cast_is_exact(value, targets[0]) for value in sources):
                 kind, note = "lossy", "the cast changes values; cast the source beforehand"
             yield self._directed(kind, linen, nodes, pieces[0].rule, note)
-        linen_parts = [([address], []) for address in part_of_linen]
-        nnx_parts = [([], [self._leaves[path]]) for path in part_of_nnx]
-        for linen, nodes in linen_parts if self._to_nnx else nnx_parts:
-            yield self._directed(
-                "unexpected", linen, nodes, note="the target takes only part of it"
-            )
+        note = "the target takes only part of it"
+        for source in source_parts:
+            linen, nodes = ([source], []) if self._to_nnx else ([], [self._leaves[source]])
+            yield self._directed("unexpected", linen, nodes, note=note)
 
     def _mis_shaped(self, found: MisShaped) -> Entry:
         node = self._leaves[found.nnx]
@@ -177,19 +166,16 @@ class Entries:
     def _left_over(self) -> Iterator[Entry]:
         modules = {found.nnx.path for found in self._found.ambiguous}
         candidates = {scope.path for found in self._found.ambiguous for scope in found.candidates}
-        together = {piece.nnx for piece in self._found.pieces}
-        together |= {found.nnx for found in self._found.mis_shaped}
+        linked, linked_nnx = self._found.linked
         leaves = [
             node
-            for node in self._leaves.values()
-            if node.path not in together and not _is_below(node.path, modules)
+            for path, node in self._leaves.items()
+            if path not in linked_nnx and not _is_below(path, modules)
         ]
-        used = {piece.linen for piece in self._found.pieces}
-        used |= {found.linen for found in self._found.mis_shaped}
         addresses = [
             address
             for address in self._values
-            if address not in used and not _is_below(address[1], candidates)
+            if address not in linked and not _is_below(address[1], candidates)
         ]
         for node in leaves:
             kind, note = self._nnx_only(node, addresses)

@@ -11,8 +11,16 @@ from . import _reasons
 from ._correspondence import PLAIN, Context, Pairing, Stack
 from ._names import likeness
 from ._reasons import Evidence
-from ._stacks import automatically_numbered, either, groups
-from ._structure import Place, shapes, told_apart
+from ._structure import (
+    Place,
+    Stacks,
+    automatically_numbered,
+    by_node,
+    either,
+    groups,
+    shapes,
+    told_apart,
+)
 from ._traces import Pairs, Traces
 from ._trees import LinenNode, NNXNode, nnx_text, outermost
 
@@ -35,14 +43,13 @@ class ByEvidence:
             found += self._traces.chain(nodes, scopes) or [] if len(nodes) > 1 else []
         return found
 
-    def stacks(
-        self, place: Place, candidates: dict[NNXNode, list[LinenNode]], only: Evidence
-    ) -> Proposals:
-        """As `modules`, of lists and of stacked modules. Each of these takes a whole scope."""
+    def stacks(self, place: Place, stacks: Stacks, only: Evidence) -> list[Stack]:
+        """The stacks that belong together. Each of them takes a whole list or scope."""
         return [
-            pair
-            for nodes, scopes in _outer_groups(candidates)
-            for pair in self._together(place, nodes, scopes, only)
+            stacks[node, scope]._replace(proposal=evidence)
+            for nodes, scopes in _outer_groups(by_node(stacks))
+            for node, scope, evidence in self._together(place, nodes, scopes, only)
+            if (node, scope) in stacks
         ]
 
     def stack(self, stack: Stack) -> Stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from bridge._conversion.neutral import Path
 from bridge._rules.rules import UNCHANGED
@@ -22,22 +22,21 @@ from ._correspondence import (
 from ._evidence import ByEvidence, Proposals
 from ._reasons import Evidence
 from ._rules import Pair, pairs_of
-from ._stacks import (
-    automatically_numbered,
-    by_nodes,
-    either,
-    fitted,
-    leaf_stacks,
-    numbered_pairs,
-    open_stacks,
-    stack_of_list,
-    stack_of_scopes,
-)
 from ._structure import (
     Place,
+    Stacks,
+    automatically_numbered,
+    by_node,
+    either,
+    fitted,
     has_open_leaf,
+    leaf_stacks,
+    numbered_pairs,
     only_pairs,
+    open_stacks,
     own_classes,
+    stack_of_list,
+    stack_of_scopes,
 )
 from ._trees import InCollection, LinenNode, NNXNode, outermost
 
@@ -91,12 +90,14 @@ class Matcher:
         self._settled.add(node, scope, context)
         self.match(node, scope, context, how)
 
-    def _pair_by(self, pairing: Pairing) -> None:
+    def _pair_by(self, pairing: Pairing) -> bool:
         """Pairs two nodes if both are free, and notes how it is known."""
         scope, node, context, how, *_ = pairing
-        if self._settled.is_free(node, context) and self._settled.is_free(scope, context):
-            self._found.pairings.append(pairing)
-            self._pair(node, scope, context, how)
+        if not (self._settled.is_free(node, context) and self._settled.is_free(scope, context)):
+            return False
+        self._found.pairings.append(pairing)
+        self._pair(node, scope, context, how)
+        return True
 
     def by_rule(self, pair: Pair) -> None:
         """Matches what a rule puts together."""
@@ -135,8 +136,8 @@ class Matcher:
 
     def _by_calls(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs what a chain of calls or the structure of all tells, whatever names say."""
-        stacks = by_nodes(open_stacks(place, deep=False))
-        for node, scope in proposer.certain(_by_node(stacks)):
+        stacks = open_stacks(place, deep=False)
+        for node, scope in proposer.certain(by_node(stacks)):
             self._stacked(stacks[node, scope]._replace(proposal=_reasons.CALLS))
         candidates = place.candidates(deep=False)
         of_calls = proposer.certain(candidates) + proposer.certain(proposer.leaf_candidates(place))
@@ -153,10 +154,14 @@ class Matcher:
         for node, scope, _ in pairs:
             self._settled.add(nodes.get(node, node), scopes.get(scope, scope), place.context)
 
-    def _pair_all(self, pairs: Proposals, place: Place) -> None:
+    def _pair_all(self, pairs: Proposals, place: Place) -> bool:
         # The norms first: with a norm goes the layer beside it.
-        for node, scope, evidence in sorted(pairs, key=lambda pair: not pair[0].is_norm):
+        pairs = sorted(pairs, key=lambda pair: not pair[0].is_norm)
+        made = [
             self._pair_by(Pairing(scope, node, place.context, "as proposed", evidence))
+            for node, scope, evidence in pairs
+        ]
+        return any(made)
 
     def _by_name(
         self, node: NNXNode, scope: LinenNode, context: Context, how: str, prefix: str
@@ -271,11 +276,12 @@ class Matcher:
         if not all(has_open_leaf(each, self._settled, context) for each in (node, scope)):
             return
         place = Place(node, scope, context, self._settled, self._classes)
-        for deep in (False, True):
-            while self._settle(place, deep=deep):
-                pass
+        ways = [functools.partial(self._settle, place, deep=deep) for deep in (False, True)]
         if self._proposer is not None:
-            self._propose(place, self._proposer)
+            ways += self._by_evidence(place, self._proposer)
+        # What is known for certain leaves fewer candidates for the rest.
+        while any(way() for way in ways):
+            pass
         known = [each.nnx for each in self._found.ambiguous]
         candidates = place.candidates(deep=True)
         open_ones = [node for node, scopes in candidates.items() if scopes and node not in known]
@@ -293,40 +299,27 @@ class Matcher:
         pairs.sort(key=lambda pair: not pair[0].is_norm)
         for module, other in pairs:
             self._pair_by(Pairing(other, module, place.context, how))
-        stacks = {} if pairs else by_nodes(open_stacks(place))
-        for pair in only_pairs(_by_node(stacks)):
+        stacks = {} if pairs else open_stacks(place)
+        for pair in only_pairs(by_node(stacks)):
             if not automatically_numbered(stacks[pair].scopes):
                 self._stacked(stacks[pair])
                 pairs.append(pair)
         return bool(pairs)
 
-    def _propose(self, place: Place, proposer: ByEvidence) -> None:
-        def stacks(found: list[Stack], only: Evidence) -> None:
-            possible = by_nodes(found)
-            for node, scope, evidence in proposer.stacks(place, _by_node(possible), only):
-                free = all(place.settled.is_free(each, PLAIN) for each in (node, scope))
-                if free and (node, scope) in possible:
-                    self._stacked(possible[node, scope]._replace(proposal=evidence))
+    def _by_evidence(self, place: Place, proposer: ByEvidence) -> list[Callable[[], bool]]:
+        """Ways to pair what is left, the surest first. Each returns whether it paired anything."""
 
-        ways = (
-            lambda: stacks(open_stacks(place), _reasons.ONLY),
+        def stacks(only: Evidence, found: Callable[[], Stacks]) -> bool:
+            before = len(self._found.pairings)
+            for stack in proposer.stacks(place, found(), only):
+                if all(self._settled.is_free(each, PLAIN) for each in (stack.nnx, stack.linen)):
+                    self._stacked(stack)
+            return len(self._found.pairings) > before
+
+        return [
+            lambda: stacks(_reasons.ONLY, lambda: open_stacks(place)),
             lambda: self._pair_all(proposer.modules(place, place.candidates(deep=True)), place),
             lambda: self._pair_all(proposer.leaves(place), place),
-            lambda: stacks(open_stacks(place, by_size=True), _reasons.SIZED_STACK),
-            lambda: stacks(leaf_stacks(place), _reasons.STACKED_LEAVES),
-        )
-        before = -1
-        while before < len(self._found.pairings):
-            before = len(self._found.pairings)
-            for way in ways:
-                if len(self._found.pairings) == before:
-                    way()
-            while self._settle(place, deep=True):
-                pass
-
-
-def _by_node(pairs: Iterable[tuple[NNXNode, LinenNode]]) -> dict[NNXNode, list[LinenNode]]:
-    found: dict[NNXNode, list[LinenNode]] = {}
-    for node, scope in pairs:
-        found.setdefault(node, []).append(scope)
-    return found
+            lambda: stacks(_reasons.SIZED_STACK, lambda: open_stacks(place, by_size=True)),
+            lambda: stacks(_reasons.STACKED_LEAVES, lambda: leaf_stacks(place)),
+        ]

@@ -19,7 +19,7 @@ from bridge._conversion.neutral import Address, Neutral, Path, walk
 from bridge._conversion.own_leaves import with_static
 from bridge._errors import PortError, mapping_error
 from bridge._flax.variables import assign_raw_value, raw_value
-from bridge._rules.pieces import Piece, assembled
+from bridge._rules.pieces import assembled
 
 from ._correspondence import Correspondence
 from ._trees import linen_text, nnx_text, value_of
@@ -110,10 +110,13 @@ def nnx_values(tree: Any) -> dict[Path, Any]:
     return {path: value for path, value in values.items() if not _is_nothing(value)}
 
 
-def cast_is_exact(value: Any, dtype: Any) -> bool:
-    """Whether a value is the same after a cast; an abstract one if every value of its type is."""
-    found = jnp.dtype(value.dtype)
-    if found == dtype:
+def cast_is_exact(value: Any, place: Any) -> bool:
+    """Whether a value is the same in the dtype of what it replaces.
+
+    That holds for an abstract value if it does for every value of its dtype.
+    """
+    found, dtype = (getattr(each, "dtype", None) for each in (value, place))
+    if found is None or dtype is None or found == dtype:
         return True
     if is_unknown(value):
         return jnp.promote_types(found, dtype) == dtype
@@ -196,38 +199,31 @@ def linen_variables(found: Correspondence, target: Mapping[str, Any]) -> Any:
 def _moved(found: Correspondence, values: Mapping[Any, Any], *, to_nnx: bool) -> dict[Any, Any]:
     """The values of one side, by the other side's leaves that they make up."""
     leaves = {path: node.value for path, node in found.nnx_leaves.items()}
-    linen_side, nnx_side = (found.linen_values, linen_text), (leaves, nnx_text)
-    source_side, target_side = (linen_side, nnx_side) if to_nnx else (nnx_side, linen_side)
-    by_target: dict[Any, list[Piece]] = {}
-    for piece in found.pieces:
-        if piece.nnx is not None:
-            by_target.setdefault(piece.nnx if to_nnx else piece.linen, []).append(piece)
+    sides = [(found.linen_values, linen_text), (leaves, nnx_text)]
+    (known, source_text), (places, target_text) = sides if to_nnx else reversed(sides)
     moved: dict[Any, Any] = {}
     problems: list[str] = []
-    for target, pieces in by_target.items():
+    for target, pieces in found.by_target(to_nnx=to_nnx).items():
         sources = [piece.linen if to_nnx else piece.nnx for piece in pieces]
         absent = [source for source in sources if source not in values]
         if len(absent) == len(sources):
             continue
-        shapes = [shape_of(source_side[0][source]) for source in sources]
-        expected = shape_of(target_side[0][target])
-        is_whole = shapes == [expected] and pieces[0]._replace(rule="") == Piece(*pieces[0][:2])
-        own = [shape_of(values.get(source)) for source in sources]
-        odd = [] if is_whole else [n for n, shape in enumerate(shapes) if own[n] != shape]
+        odd = [x for x in sources if shape_of(values.get(x)) != shape_of(known[x])]
         if absent:
-            names = ", ".join(map(source_side[1], absent))
-            problems.append(f"{target_side[1](target)}: {names} is not in the tree, the rest is")
-        elif odd:
-            text, shape = source_side[1](sources[odd[0]]), shapes[odd[0]]
-            problems.append(
-                f"{text}: expected the leaf's own shape {shape}, found {own[odd[0]]}, which"
-                f" cannot be cut into {target_side[1](target)}"
-            )
-        elif is_whole:
+            names = ", ".join(map(source_text, absent))
+            problems.append(f"{target_text(target)}: {names} is not in the tree, the rest is")
+        elif found.is_whole(pieces[0]):
             moved[target] = values[sources[0]]
+        elif odd:
+            expected, shape = shape_of(known[odd[0]]), shape_of(values[odd[0]])
+            problems.append(
+                f"{source_text(odd[0])}: expected the leaf's own shape {expected}, found {shape},"
+                f" which cannot be cut into {target_text(target)}"
+            )
         else:
+            shape = shape_of(places[target]) or ()
             parts = zip(pieces, (values[source] for source in sources), strict=True)
-            moved[target] = assembled([p.moved(v, expected or (), to_nnx=to_nnx) for p, v in parts])
+            moved[target] = assembled([p.moved(v, shape, to_nnx=to_nnx) for p, v in parts])
     if problems:
         raise PortError("these values cannot be moved", problems)
     return moved

@@ -141,7 +141,7 @@ class OptimizerPort:
         if shape_of(value) != shape_of(place):
             found, expected = shape_of(value), shape_of(place)
             self._problems.append(f"{where}: expected shape {expected}, found {found}")
-        elif not _moving.cast_is_exact(value, place.dtype):
+        elif not _moving.cast_is_exact(value, place):
             text = f"the cast to {place.dtype} changes {value.dtype} values"
             self._problems.append(f"{where}: {text}")
         else:

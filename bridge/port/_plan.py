@@ -186,7 +186,7 @@ class Plan(Generic[_Target]):
         if self.to_nnx:
             moved = _moving.to_nnx(self._found, _moving.linen_values(tree, self._collections))
             leaves = self._found.nnx_leaves
-            return {(leaves[path].collection or "", path): value for path, value in moved.items()}
+            return {leaves[path].address: value for path, value in moved.items()}
         return dict(_moving.to_linen(self._found, _moving.nnx_values(tree)))
 
     @property
@@ -195,16 +195,15 @@ class Plan(Generic[_Target]):
 
         None for a leaf that is zero because the source has no place for it.
         """
-        leaves = self._found.nnx_leaves
-        found: dict[Address, dict[Address, None]] = {}
-        for piece in self._found.pieces:
-            path = piece.nnx
-            nnx = None if path is None else (leaves[path].collection or "", path)
-            source, target = (piece.linen, nnx) if self.to_nnx else (nnx, piece.linen)
-            if target is not None:
-                own = found.setdefault(target, {})
-                own |= {} if source is None else {source: None}
-        return {target: tuple(own) for target, own in found.items()}
+        leaves, found = self._found.nnx_leaves, dict[Address, tuple[Address, ...]]()
+        for target, pieces in self._found.by_target(to_nnx=self.to_nnx).items():
+            pairs = [(piece.linen, leaves[piece.nnx].address) for piece in pieces]
+            if self.to_nnx:
+                found[leaves[target].address] = tuple(dict.fromkeys(linen for linen, _ in pairs))
+            else:
+                found[target] = tuple(dict.fromkeys(nnx for _, nnx in pairs))
+        zero = [] if self.to_nnx else [piece.linen for piece in self._found.zero_pieces()]
+        return {**dict.fromkeys(zero, ()), **found}
 
     def apply_optimizer(self, source: object, target: T) -> T:
         """Moves optimizer state and step as the parameters are moved: all of it, or nothing.

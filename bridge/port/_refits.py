@@ -106,10 +106,9 @@ def _paired(found: Correspondence, traces: Traces) -> list[Refit]:
 def _left_over(found: Correspondence, traces: Traces) -> Iterator[Refit]:
     """Modules of which no leaf has a place, in each pair of modules."""
     places = [Pairing(found.linen, found.nnx, PLAIN, ""), *found.pairings]
-    linked = {key for piece in found.pieces for key in (piece.linen, piece.nnx)}
-    linked |= {key for each in found.mis_shaped for key in (each.linen, each.nnx)}
-    scopes = _by_pair(found.linen, linked, {place.linen.path for place in places})
-    nodes = _by_pair(found.nnx, linked, {place.nnx.path for place in places})
+    linen, nnx = found.linked
+    scopes = _by_pair(found.linen, linen, {place.linen.path for place in places})
+    nodes = _by_pair(found.nnx, nnx, {place.nnx.path for place in places})
     for place in places:
         if (own := nodes.get(place.nnx.path)) and (theirs := scopes.get(place.linen.path)):
             yield from _within(theirs, own, place, traces)
@@ -131,18 +130,19 @@ def _within(
 ) -> Iterator[Refit]:
     """What fits of the modules that lie in two modules that are the same."""
     context = place.context
-    named = [
-        (node, scope)
+    forms = {
+        (node, scope): _form([scope], [node], context, traces)
         for node, scope in pairs_by_name(place, nodes, scopes)
-        if are_alike(node, scope) and _form([scope], [node], context, traces)
-    ]
+        if are_alike(node, scope)
+    }
+    named = [pair for pair, form in forms.items() if form]
     if named and not traces.contradicts(named):
         for node, scope in named:
-            if (form := _form([scope], [node], context, traces)) and form != UNCHANGED:
+            if (form := forms[node, scope]) and form != UNCHANGED:
                 yield Refit((scope,), (node,), form, _reasons.NAMES_AND_SIZE, context)
-        taken = {id(each) for pair in named for each in pair}
-        nodes = [node for node in nodes if id(node) not in taken]
-        scopes = [scope for scope in scopes if id(scope) not in taken]
+        taken = {each for pair in named for each in pair}
+        nodes = [node for node in nodes if node not in taken]
+        scopes = [scope for scope in scopes if scope not in taken]
     called, own_called = traces.in_order(scopes), traces.in_order(nodes)
     if not called or not own_called:
         return

@@ -217,6 +217,11 @@ class NNXNode(_Node):
         return self.collection is not None
 
     @property
+    def address(self) -> Address:
+        """A leaf's collection and path."""
+        return self.collection or "", self.path
+
+    @property
     def is_container(self) -> bool:
         """Whether this is a list, tuple or dict, which Linen joins into the names of its items."""
         if isinstance(self.item, nnx.List | nnx.Dict | list | tuple | dict):
@@ -242,8 +247,7 @@ class NNXNode(_Node):
     @property
     def layer(self) -> LayerRow | None:
         """What is known of the module's class."""
-        is_module = self.item is not None and self.collection is None
-        return layer_of_nnx(type(self.item)) if is_module else None
+        return layer_of_nnx(self.cls) if self.cls else None
 
     @property
     def is_norm(self) -> bool:
