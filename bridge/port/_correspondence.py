@@ -207,7 +207,7 @@ class Correspondence:
 
     def link(
         self,
-        parts: Sequence[tuple[NNXNode, LinenNode, str | None]],
+        parts: Sequence[tuple[NNXNode, LinenNode]],
         context: Context,
         label: str,
         form: Form = UNCHANGED,
@@ -215,8 +215,8 @@ class Correspondence:
         """Links leaves that a form makes of each other, or notes that their shapes do not fit.
 
         Args:
-          parts: NNX leaf, Linen leaf and its collection. A fused leaf is in every part. Without a
-            collection there is nothing to link.
+          parts: NNX leaf and Linen leaf. A fused leaf is in every part. There is nothing to link if
+            Linen has a leaf in another collection only.
           context: which of stacked layers are meant.
           label: for the report, what put them together.
           form: how the arrays differ.
@@ -224,12 +224,13 @@ class Correspondence:
         Returns:
           A piece for each part.
         """
-        if any(collection not in scope.leaves for _, scope, collection in parts):
+        found = [(collection_of(leaf, scope), scope) for leaf, scope in parts]
+        addresses = [(collection, scope.path) for collection, scope in found if collection]
+        if len(addresses) < len(parts):
             return []
-        addresses: list[Any] = [(collection, scope.path) for _, scope, collection in parts]
-        values = [scope.leaves[collection or ""].value for _, scope, collection in parts]
+        values = [self.linen_values[address] for address in addresses]
         theirs = [shape_of(value) for value in values]
-        ours = [shape_of(leaf.value) for leaf, *_ in parts]
+        ours = [shape_of(leaf.value) for leaf, _ in parts]
         are_arrays = None not in (*theirs, *ours)
         # Nearly every leaf is another one as it is.
         if form == UNCHANGED and (context == PLAIN or not are_arrays):
@@ -238,7 +239,7 @@ class Correspondence:
         else:
             pieces = pieces_of(theirs, ours, context, form)
         made: list[Piece] = []
-        for number, (address, (leaf, scope, _)) in enumerate(zip(addresses, parts, strict=True)):
+        for number, (address, (leaf, scope)) in enumerate(zip(addresses, parts, strict=True)):
             self.settled.add(leaf, scope, context)
             if isinstance(pieces, str):
                 note = "" if form == UNCHANGED else pieces
@@ -265,8 +266,7 @@ class Correspondence:
             there = [found for part in parts if (found := scope.at(part)) and found.leaves]
             if len(there) == len(parts):
                 form = Form(fused="nnx") if len(parts) > 1 else UNCHANGED
-                own = [(leaf, each, collection_of(leaf, each)) for each in there]
-                self.link(own, context, label, form)
+                self.link([(leaf, each) for each in there], context, label, form)
         for path in layer.zero:
             there = scope.at(tuple(path.split("/")))
             if there and "params" in there.leaves:
@@ -289,11 +289,7 @@ class Correspondence:
         names = [leaf.path[len(parts[0][0].path) :] for leaf in parts[0][0].walk() if leaf.is_leaf]
         for name in names:
             both = [(node.at(name), scope.at(name)) for node, scope in parts]
-            found = [
-                (ours, theirs, collection_of(ours, theirs))
-                for ours, theirs in both
-                if ours and theirs and theirs.leaves
-            ]
+            found = [(leaf, there) for leaf, there in both if leaf and there and there.leaves]
             # The plan reports what is left over.
             if len(found) == len(parts):
                 made = self.link(found, context, label, rule.form)
@@ -341,9 +337,10 @@ class Correspondence:
         both = (*self.pieces, *self.mis_shaped)
         return {each.linen for each in both}, {each.nnx for each in both}
 
-    def zero_pieces(self) -> list[Piece]:
+    @property
+    def zero(self) -> list[Address]:
         """The Linen leaves that NNX has no place for."""
-        return [piece for piece in self.pieces if piece.nnx is None]
+        return list(dict.fromkeys(piece.linen for piece in self.pieces if piece.nnx is None))
 
     @functools.cached_property
     def linen_values(self) -> dict[Address, Any]:
@@ -364,10 +361,11 @@ def collection_of(leaf: NNXNode, found: LinenNode) -> str | None:
     """The collection of the Linen leaf at a path that an NNX leaf has, or None."""
     if leaf.collection in found.leaves:
         return leaf.collection
-    if not leaf.is_variable and len(found.leaves) == 1:
+    # A norm, whose leaves have a slash in their names, may be told to use another collection.
+    if len(found.leaves) == 1 and ("/" in found.name or not leaf.is_variable):
         return next(iter(found.leaves))
     # A subclass of Param, such as LoRAParam, has no collection of its own in Linen.
-    return "params" if leaf.is_param else None
+    return "params" if leaf.is_param and "params" in found.leaves else None
 
 
 def label_of(layer: LayerRow | str | None, how: str) -> str:

@@ -16,7 +16,6 @@ from ._correspondence import (
     Correspondence,
     Pairing,
     Stack,
-    collection_of,
     label_of,
 )
 from ._evidence import ByEvidence, Proposals
@@ -29,7 +28,6 @@ from ._structure import (
     by_node,
     either,
     fitted,
-    has_open_leaf,
     leaf_stacks,
     numbered_pairs,
     only_pairs,
@@ -59,7 +57,7 @@ def correspondence(
     good = [pair for pair in pairs if pair.rule.linen not in wrong]
     for node, scope, context in [(*each, pair.context) for pair in good for each in pair.parts]:
         found.settled.add(node, scope, context)
-    matcher = Matcher(found, nnx, proposer)
+    matcher = Matcher(found, proposer)
     # Before the rest: a norm that a rule names also takes the layer beside it.
     for pair in good:
         matcher.by_rule(pair)
@@ -70,21 +68,15 @@ def correspondence(
 class Matcher:
     """Matches what is below two nodes, from the outside in."""
 
-    def __init__(
-        self,
-        found: Correspondence,
-        root: NNXNode,
-        proposer: ByEvidence | None = None,
-    ):
+    def __init__(self, found: Correspondence, proposer: ByEvidence | None = None):
         self._found = found
-        self._root = root
         self._settled = found.settled
         self._proposer = proposer
 
     @functools.cached_property
     def _classes(self) -> frozenset[str]:
         """The names of the classes in the NNX model that are not Flax's own."""
-        return own_classes(self._root)
+        return own_classes(self._found.nnx)
 
     def _pair(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         self._settled.add(node, scope, context)
@@ -115,8 +107,7 @@ class Matcher:
         """
         layer, free = node.layer, self._settled.is_free
         if node.is_leaf:
-            own = node, scope, collection_of(node, scope)
-            self._found.link([own], context, label_of(None, how))
+            self._found.link([(node, scope)], context, label_of(None, how))
         elif layer is not None and layer.linen_of_path:
             self._found.link_elsewhere(node, scope, layer, context, how)
             # A ToLinen has the cell's variables in NNX's own layout.
@@ -169,28 +160,24 @@ class Matcher:
         renames = node.layer.linen_of_name if node.layer is not None else {}
         free, layer = self._settled.is_free, "ToNNX" if node.is_linen else node.layer
         for key, child in node.children.items():
-            if isinstance(key, InCollection):
-                if free(child, context):
-                    own = child, scope, key.collection
-                    self._found.link([own], context, label_of(layer, how))
-                continue
-            name = prefix + str(key)
-            renamed = renames.get(str(key), name)
-            found = scope.children.get(renamed) or scope.children.get(name)
             if not free(child, context):
                 continue
+            if isinstance(key, InCollection):
+                self._found.link([(child, scope)], context, label_of(layer, how))
+                continue
+            name = prefix + str(key)
+            found = scope.children.get(renames.get(str(key), name)) or scope.children.get(name)
             if child.is_leaf:
                 if found is not None and found.leaves and free(found, context):
                     told = self._equal_names(node, child, found, context, how)
-                    own = child, found, collection_of(child, found)
-                    self._found.link([own], context, label_of(layer, told))
+                    self._found.link([(child, found)], context, label_of(layer, told))
             elif child.is_container:
                 self._container(child, scope, name, context, how)
-            elif found is not None and (found.children or child.is_shared) and free(found, context):
-                told = self._equal_names(node, child, found, context, how)
-                self._pair(child, found, context, told)
             elif found is None:
                 self._stacked_nnx(child, scope, name, context)
+            elif (found.children or child.is_shared) and free(found, context):
+                told = self._equal_names(node, child, found, context, how)
+                self._pair(child, found, context, told)
 
     def _equal_names(
         self, parent: NNXNode, node: NNXNode, scope: LinenNode, context: Context, how: str
@@ -266,15 +253,13 @@ class Matcher:
         for path, last, leaf in node.leaves_by_path():
             name = "/".join(map(str, (layer, *renamed.get(path, path), last)))
             if (target := scope.children.get(name)) and target.leaves:
-                # In Linen a norm may be told to use another collection.
-                known = leaf.collection in target.leaves
-                collection = leaf.collection if known else next(iter(target.leaves))
-                own = leaf, target, collection
-                self._found.link([own], context, label_of(node.layer, how))
+                self._found.link([(leaf, target)], context, label_of(node.layer, how))
 
     def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
-        if not all(has_open_leaf(each, self._settled, context) for each in (node, scope)):
-            return
+        free = self._settled.is_free
+        for each in (node, scope):
+            if not any(free(leaf, context) for leaf in each.walk() if leaf.is_leaf):
+                return
         place = Place(node, scope, context, self._settled, self._classes)
         ways = [functools.partial(self._settle, place, deep=deep) for deep in (False, True)]
         if self._proposer is not None:

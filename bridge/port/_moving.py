@@ -43,7 +43,7 @@ def to_linen(correspondence: Correspondence, values: Mapping[Path, Any]) -> dict
     only Linen has.
     """
     moved = _moved(correspondence, values, to_nnx=False)
-    for address in (piece.linen for piece in correspondence.zero_pieces()):
+    for address in correspondence.zero:
         # A tree without this layer, such as masked moments, has nothing to fill.
         if any(a[0] == address[0] and a[1][:-2] == address[1][:-2] for a in moved):
             leaf = correspondence.linen_values[address]

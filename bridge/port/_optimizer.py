@@ -94,7 +94,7 @@ class OptimizerPort:
 
     def _check_zeros(self, where: str, values: Mapping[Address, Any]) -> None:
         """Notes values that are lost, as NNX has no place for them."""
-        for address in dict.fromkeys(piece.linen for piece in self._found.zero_pieces()):
+        for address in self._found.zero:
             if address in values and not _moving.is_zero(values[address]):
                 text = f"{linen_text(address)} is not zero, and NNX has no place for it"
                 self._problems.append(f"{where}: {text}")

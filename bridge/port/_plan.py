@@ -18,10 +18,9 @@ from bridge._types import ModelTree
 
 from . import _moving
 from ._correspondence import Correspondence
-from ._entries import Entries, Entry
+from ._entries import Entries, Entry, problem_texts, summary, table
 from ._match import correspondence
 from ._optimizer import OptimizerPort
-from ._report import problem_texts, summary, table
 from ._rule_text import renames_of
 from ._trees import LinenNode, NNXNode, linen_nodes, linen_text, nnx_nodes, nnx_text
 
@@ -202,8 +201,7 @@ class Plan(Generic[_Target]):
                 found[leaves[target].address] = tuple(dict.fromkeys(linen for linen, _ in pairs))
             else:
                 found[target] = tuple(dict.fromkeys(nnx for _, nnx in pairs))
-        zero = [] if self.to_nnx else [piece.linen for piece in self._found.zero_pieces()]
-        return {**dict.fromkeys(zero, ()), **found}
+        return found if self.to_nnx else {**dict.fromkeys(self._found.zero, ()), **found}
 
     def apply_optimizer(self, source: object, target: T) -> T:
         """Moves optimizer state and step as the parameters are moved: all of it, or nothing.

@@ -158,11 +158,6 @@ def told_apart(node: NNXNode, scope: LinenNode) -> bool:
     return node.name != scope.name and {node.name, scope.name} <= LEAF_NAMES
 
 
-def has_open_leaf(node: AnyNode, settled: Settled, context: Context) -> bool:
-    """Whether a leaf at or below a node still needs a counterpart; without, no module does."""
-    return any(settled.is_free(each, context) for each in node.walk() if each.is_leaf)
-
-
 def own_classes(nnx: NNXNode) -> frozenset[str]:
     """The names of the classes in an NNX model that are not Flax's own."""
     classes = {type(node.item) for node in nnx.walk() if node.cls is not None}

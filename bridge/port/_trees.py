@@ -247,7 +247,8 @@ class NNXNode(_Node):
     @property
     def layer(self) -> LayerRow | None:
         """What is known of the module's class."""
-        return layer_of_nnx(self.cls) if self.cls else None
+        is_module = self.item is not None and self.collection is None
+        return layer_of_nnx(type(self.item)) if is_module else None
 
     @property
     def is_norm(self) -> bool:
@@ -384,8 +385,12 @@ def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
 def nnx_nodes(model: Any) -> tuple[NNXNode, list[Address]]:
     """The tree of an NNX module or a State, and the addresses of what is not a weight in it."""
     active = registry.current()
+    if isinstance(model, nnx.Pytree):
+        items = [each for each in nnx.iter_graph(model, graph=True) if CAPTURES not in each[0]]
+    else:
+        items = list(walk(cast(Mapping[Any, Any], model)))
     # From the outside in, so that a wrapper is met before what is in it.
-    items = sorted(_items(model), key=lambda entry: len(entry[0]))
+    items.sort(key=lambda entry: len(entry[0]))
     wrappers: dict[Path, None] = {}
     collections: dict[Path, str] = {}
     left_out: list[Address] = []
@@ -444,15 +449,6 @@ def linen_text(address: Address) -> str:
 def nnx_text(path: Path) -> str:
     """An NNX path as the report writes it."""
     return ".".join("/".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in path)
-
-
-def _items(model: Any) -> Iterator[tuple[Path, Any]]:
-    if isinstance(model, nnx.Pytree):
-        for path, item in nnx.iter_graph(model, graph=True):
-            if CAPTURES not in path:
-                yield path, item
-    else:
-        yield from walk(cast(Mapping[Any, Any], model))
 
 
 def _wrapped(wrapper: NNXNode) -> list[Address]:
