@@ -7,13 +7,13 @@ import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard
+from typing import Any, Self, TypeGuard
 
 import jax
 from flax import nnx
 from flax.core import DenyList
 
-from ._conversion.linen_attributes import IS_SETUP, LinenHolder
+from ._conversion.linen_attributes import IS_SETUP, LinenHolder, LinenStyle
 from ._errors import InvalidRngsError, MissingRngError
 from ._flax.filters import union
 from ._flax.linen_modules import is_linen_innermost
@@ -25,19 +25,6 @@ from ._types import CollectionFilter
 
 # The attribute in which a copy of a module that a transform has made finds its scope.
 SCOPE = "bridge__scope"
-
-if TYPE_CHECKING:
-
-    class LinenStyle(nnx.Module):
-        """The part of `bridge.Module` that is known here; its class is in a package above."""
-
-        bridge__is_lazy: ClassVar[bool]
-        bridge__has_own_init: ClassVar[bool]
-        # Of each subclass.
-        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-else:
-    LinenStyle = nnx.Module
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -291,8 +278,9 @@ class Scope(nnx.Pytree):
     ):
         self.rngs = rngs
         # Hashable, as it becomes part of a GraphDef.
-        is_hashable = mutable is None or isinstance(mutable, bool)
-        self.mutable: CollectionFilter | None = mutable if is_hashable else union(mutable, ())
+        self.mutable: CollectionFilter | None = mutable
+        if mutable is not None and not isinstance(mutable, bool):
+            self.mutable = union(mutable, ())
         self.path = path
 
     def copy(self) -> Self:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -60,17 +61,12 @@ class LinenHolder(nnx.Module):
         return [] if streams is None else [streams[name].count for name in streams]
 
 
-def creates_in_call(kind: type) -> bool:
-    """Whether modules of a class create variables when they are called: a ToNNX, a `bridge.Module`.
+class LinenStyle(nnx.Module):
+    """The base of `bridge.Module`, which is in a package above."""
 
-    `bridge.Module` lives in a package above this one, so a flag on the class marks it.
-    """
-    return is_linen_style(kind) or issubclass(kind, LinenHolder)
-
-
-def is_linen_style(kind: object) -> bool:
-    """Whether a class is one of `bridge.Module`."""
-    return getattr(kind, "bridge__is_lazy", False)
+    bridge__has_own_init: ClassVar[bool] = False
+    # Of each subclass.
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
 
 # Says of a `bridge.Module` that its `setup` has run, so what that made has to stay.

@@ -14,6 +14,7 @@ from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 
+from bridge._conversion.linen_attributes import LinenStyle
 from bridge._errors import (
     InvalidModuleError,
     MismatchError,
@@ -25,7 +26,6 @@ from bridge._flax.linen_modules import detached, innermost_linen
 from bridge._flax.objects import attributes_of
 from bridge._module_calls import (
     MODULE_CONTEXT,
-    LinenStyle,
     ModuleCall,
     ModuleInCall,
     innermost,
@@ -35,7 +35,7 @@ from bridge._module_calls import (
 )
 
 from .attributes import IS_SETUP
-from .submodules import adopt_fields, is_lazy, settle
+from .submodules import adopt_fields, settle
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,7 +92,7 @@ def is_entering(value: object) -> bool:
 def _entering(method: Callable[..., Any], *, is_compact: bool) -> Any:
     @functools.wraps(method)
     def enter(self: object, *args: object, **kwargs: object) -> Any:
-        if not is_lazy(self):
+        if not isinstance(self, LinenStyle):
             raise InvalidModuleError(
                 f"the method {method.__name__}",
                 self,

@@ -15,6 +15,7 @@ from bridge._bounded_cache import BoundedCache
 from bridge._conversion import linen_leaves
 from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.inner_boxes import boxed
+from bridge._conversion.linen_attributes import LinenStyle
 from bridge._conversion.matching import compare, same_shape
 from bridge._conversion.neutral import Address
 from bridge._errors import DeclarationError, MismatchError, NotInitializedError, path_text
@@ -23,7 +24,7 @@ from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import CAPTURES, is_initializing
 from bridge._flax.tabulate import uncounted
 from bridge._flax.variables import raw_value
-from bridge._module_calls import LinenStyle, ModuleInCall, Scope, record_of
+from bridge._module_calls import ModuleInCall, Scope, record_of
 from bridge._sharding.eager import in_shards
 from bridge._types import VariableType
 

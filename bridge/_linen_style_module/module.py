@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Generator, Iterable
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, Self, dataclass_transform
 
 from flax import nnx
 
+from bridge._conversion.linen_attributes import LinenStyle
 from bridge._errors import DeclarationError
 from bridge._flax.objects import attributes_of, is_note
 from bridge._flax.tabulate import uncounted
-from bridge._module_calls import LinenStyle, as_rngs, joined, record_of
+from bridge._module_calls import as_rngs, joined, record_of
 from bridge._train_eval import MODE_FIELDS
 
 from .attributes import (
@@ -116,9 +117,6 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     Source: flax/nnx/bridge/module.py:Module @ 0.12.8
     """
 
-    # The packages below know the class by this.
-    bridge__is_lazy: ClassVar[bool] = True
-    bridge__has_own_init: ClassVar[bool] = False
     bridge__rngs: nnx.Rngs | None = None
     # The submodules that the user has put in the place of others, in which they stay.
     bridge__replaced: tuple[str, ...] = ()
@@ -237,10 +235,9 @@ for _mode in MODE_FIELDS:
 
 def _with_fields(cls: Any, *, kw_only: bool) -> None:
     """Makes the annotations of a class fields of a dataclass."""
-    own_base = next(base for base in cls.__mro__ if "bridge__is_lazy" in vars(base))
     for name in inspect.get_annotations(cls):
         owner = next((base for base in cls.__mro__ if name in vars(base)), None)
-        if owner in own_base.__mro__:
+        if owner in Module.__mro__:
             # Else a method of Linen or NNX, such as `train`, would be the default of the field.
             setattr(cls, name, dataclasses.field())
     dataclasses.dataclass(repr=False, kw_only=kw_only)(cls)

@@ -15,6 +15,7 @@ from flax.core import FrozenDict
 
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.collections import OUTPUTS
+from bridge._conversion.linen_attributes import LinenStyle
 from bridge._errors import InvalidMethodError
 from bridge._flax import filters
 from bridge._flax.linen_modules import is_call, unbound_function
@@ -25,7 +26,6 @@ from bridge._flax.tabulate import uncounted
 from bridge._flax.variables import raw_value
 from bridge._initialization.lazy_init import lazy_init
 from bridge._module_calls import (
-    LinenStyle,
     ModuleCall,
     ModuleInCall,
     as_rngs,
@@ -37,7 +37,6 @@ from bridge._types import CollectionFilter, Method, Rngs, Variable
 from .attributes import IS_SETUP
 from .calling import call_of, in_call, is_entering, set_up
 from .containers import mapped
-from .submodules import is_lazy
 from .variables import immutable, install, linen_collection, linen_variables
 
 # The options of `nnx.tabulate` and Linen's `tabulate`; the method's arguments are the others.
@@ -216,7 +215,7 @@ def cloned(module: LinenStyle, memo: dict[int, Any] | None = None, **updates: ob
     memo = {} if memo is None else memo
 
     def cloned_item(suffix: str, item: object) -> Any:
-        if is_lazy(item):
+        if isinstance(item, LinenStyle):
             return cloned(item, memo)
         if isinstance(item, nnx.Pytree):
             if id(item) not in memo:

@@ -17,7 +17,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
-from bridge._conversion.linen_attributes import LinenHolder, is_linen_style, is_own_name
+from bridge._conversion.linen_attributes import LinenHolder, LinenStyle, is_own_name
 from bridge._errors import InvalidModuleError, NameInUseError
 from bridge._fingerprint import Look, fingerprint
 from bridge._flax.nodes import nodes_among, nodes_below
@@ -30,7 +30,7 @@ from bridge._flax.objects import (
     set_initializing,
 )
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._module_calls import LinenStyle, ModuleInCall, is_of_linen, joined_record
+from bridge._module_calls import ModuleInCall, is_of_linen, joined_record
 from bridge._train_eval import MODE_FIELDS
 from bridge._types import Variable
 
@@ -91,7 +91,7 @@ def _repeat(record: ModuleInCall, name: str, value: object) -> None:
     for suffix, item in items_within(value):
         key = f"{name}{suffix}"
         held = attributes_of(record.module).get(key)
-        if is_lazy(item) and is_lazy(held):
+        if isinstance(item, LinenStyle) and isinstance(held, LinenStyle):
             # What `setup` makes may call it.
             own(record, key, held)
             record.call.replace(item, held)
@@ -215,7 +215,7 @@ def check_fields(record: ModuleInCall, submodule: nnx.Pytree, name: str) -> None
         kind: Any = type(node)
         if isinstance(node, LinenHolder):
             held = [node.to_nnx__module]
-        elif is_linen_style(kind):
+        elif isinstance(node, LinenStyle):
             fields = [held_by(node, field) for field in kind.__dataclass_fields__]
             held = [x for field in fields for _, x in items_within(field) if not is_part(x)]
         if any(isinstance(x, jax.Array) or nodes_among(Look(x).objects) for x in held):
@@ -297,7 +297,7 @@ def _set_modes(node: nnx.Pytree, around: LinenStyle) -> None:
         # A part of the model may have the name.
         is_mode = isinstance(value, bool) and isinstance(node, nnx.Module)
         if is_mode and hasattr(node, name):
-            if not is_lazy(node):
+            if not isinstance(node, LinenStyle):
                 setattr(node, name, value)
             elif getattr(node, name) is None:
                 put(node, name, value)
@@ -311,7 +311,7 @@ def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
     call, path = record.call, (*record.path, name)
     if isinstance(submodule, LinenHolder):
         return call.holders.setdefault(id(submodule.to_nnx__module), (submodule, path))[1] == path
-    if not is_lazy(submodule):
+    if not isinstance(submodule, LinenStyle):
         return True
     found = call.find(submodule)
     if found is None:
@@ -365,7 +365,7 @@ def _own_submodules(module: LinenStyle) -> list[str]:
     return [
         name
         for name in dict.fromkeys((*fields, *held))
-        if (is_lazy(value := held.get(name)) or isinstance(value, LinenHolder))
+        if (isinstance(held.get(name), LinenHolder | LinenStyle))
         and priorities.get(name) != AttrPriority.LOW
     ]
 
@@ -374,11 +374,6 @@ def refer(module: LinenStyle, name: str) -> None:
     """Notes that an attribute refers to a submodule of another module, which owns it."""
     if name not in priorities_of(module):
         set_priority(module, name, AttrPriority.LOW)
-
-
-def is_lazy(value: object) -> TypeGuard[LinenStyle]:
-    """Whether a value is a `bridge.Module`; its class is in a package above."""
-    return is_linen_style(type(value))
 
 
 def _give_keys(module: LinenHolder, rngs: nnx.Rngs) -> None:
@@ -400,7 +395,7 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
     Returns `before`, which holds the variables, if its fields are those of `fresh`; `fresh` as a
     view of it if they are not; None if the two are of different kinds.
     """
-    if is_lazy(before) and is_lazy(fresh):
+    if isinstance(before, LinenStyle) and isinstance(fresh, LinenStyle):
         names = [field.name for field in dataclasses.fields(fresh) if field.init]
         for name in {*MODE_FIELDS} & {*names}:
             if held_by(fresh, name) is None:

@@ -13,7 +13,7 @@ from bridge._conversion import linen_attributes, linen_leaves, nnx_leaves
 from bridge._conversion.arrays import is_abstract
 from bridge._conversion.convert import state_to_linen
 from bridge._conversion.inner_boxes import boxed, is_plain, unboxed_within
-from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import LinenHolder, LinenStyle
 from bridge._conversion.matching import compare
 from bridge._conversion.neutral import Address, Displaced, as_dicts, nest, walk
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
@@ -125,7 +125,7 @@ def claim(module: nnx.Pytree, pending: Mapping[str, Any], where: str) -> None:
     if isinstance(module, LinenHolder):
         for name, value in pending.items():
             setattr(module, name, nnx.data(value))
-    elif is_linen_style(type(module)):
+    elif isinstance(module, LinenStyle):
         for name, value in pending.items():
             own = vars(module).get(name)
             if isinstance(own, nnx.Pytree) and is_vacant(value):
@@ -171,7 +171,7 @@ def _address(path: tuple[Any, ...], variable: nnx.Variable[Any]) -> Address:
     return linen_collection(variable), tuple(map(str, path))
 
 
-def linen_variables(module: nnx.Pytree) -> dict[str, Any]:
+def linen_variables(module: nnx.Pytree | dict[str, Any]) -> dict[str, Any]:
     """The variables of a module as Linen has them; keys are not among them."""
     seen: set[int] = set()
     references: list[tuple[tuple[Any, ...], Any]] = [((), module)]
@@ -198,7 +198,7 @@ def _collected(
     if isinstance(node, nnx.Variable):
         yield from _pieces(path, node)
         return
-    if not is_linen_style(type(node)):
+    if not isinstance(node, LinenStyle):
         for below, item in nnx.iter_graph(node, graph=True):
             if isinstance(item, nnx.Variable):
                 yield from _collected(item, (*path, *below), seen, references)

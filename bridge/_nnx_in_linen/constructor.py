@@ -17,7 +17,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion.collections import ARRAYS
-from bridge._conversion.linen_attributes import is_linen_style
+from bridge._conversion.linen_attributes import LinenStyle
 from bridge._conversion.neutral import Address
 from bridge._errors import MissingRngError, OuterStateError
 from bridge._fingerprint import Look
@@ -219,4 +219,5 @@ def takes_rngs(nnx_class: Callable[..., Any]) -> bool:
         return "rngs" not in nnx_class.keywords and takes_rngs(nnx_class.func)
     parameters = inspect.signature(nnx_class.__init__ if is_class else nnx_class).parameters
     takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
-    return "rngs" in parameters or takes_any or is_linen_style(nnx_class)
+    is_linen_style = is_class and issubclass(nnx_class, LinenStyle)
+    return "rngs" in parameters or takes_any or is_linen_style

@@ -13,7 +13,7 @@ import registry
 from bridge import _train_eval
 from bridge._bounded_cache import BoundedCache
 from bridge._conversion.arrays import Arrays
-from bridge._conversion.linen_attributes import creates_in_call
+from bridge._conversion.linen_attributes import LinenHolder, LinenStyle
 from bridge._conversion.neutral import Address, Path
 from bridge._errors import InvalidModuleError, MismatchError, listed
 from bridge._fingerprint import fingerprint, identity
@@ -177,7 +177,7 @@ def _abstract(
             module = initialized(module, call.function, args, kwargs, nodes).module
         kinds = set(map(type, nodes_below(module).objects))
         graphdef, _ = static_graphdef.split(module, constructor.origin, kept)
-        made.append((graphdef, any(map(creates_in_call, kinds))))
+        made.append((graphdef, any(issubclass(kind, LinenHolder | LinenStyle) for kind in kinds)))
         trace = trace_of(key)
         held.clear()
         for path, values in tracers(graphdef).items():

@@ -15,7 +15,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.core import Scope
 
-from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import LinenHolder, LinenStyle
 from bridge._conversion.neutral import Path
 from bridge._flax.nodes import nodes_below
 
@@ -166,8 +166,7 @@ def _unshow(nodes: Iterable[object]) -> None:
 
 def _has_methods(module: object) -> bool:
     """Whether a module is shown by itself; lists and dicts have no methods of their own."""
-    kind: type = type(module)
-    is_shown_otherwise = isinstance(module, LinenHolder) or is_linen_style(kind)
+    is_shown_otherwise = isinstance(module, LinenHolder | LinenStyle)
     return not is_shown_otherwise and not isinstance(module, nnx.List | nnx.Dict)
 
 
