@@ -156,7 +156,7 @@ def _put(module: LinenStyle, record: ModuleInCall | None, name: str, part: Any) 
         if record is not None:
             check_fields(record, part, name)
             refer(module, name)
-        elif isinstance(vars(module).get(name), nnx.Module):
+        elif isinstance(vars(module).get(name), nnx.Module | dict):
             put(module, REPLACED, (*getattr(module, REPLACED), name))
         put_part(module, name, part)
 

@@ -225,6 +225,17 @@ def test_a_name_of_a_submodule_with_other_fields_is_that_of_the_call():
     assert model.again is model.Scaled_0
 
 
+def test_a_part_is_replaced_before_a_method_has_made_it():
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            return Scaled()(x)
+
+    model = Model().bind(Model().init(0, X))
+    model.Scaled_0 = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    assert np.array_equal(model(X), model.Scaled_0(X))
+
+
 @pytest.mark.parametrize(
     ("part", "expected"),
     [
