@@ -194,7 +194,6 @@ def _run_in(
     except UnboundLinenError:
         raise
     except (flax_errors.CallCompactUnboundModuleError, AttributeError) as error:
-        # An AttributeError may be for what the `setup` of the Linen module would make.
         called = _unbound_linen(error)
         if called is None:
             raise
@@ -240,7 +239,11 @@ def made_by_setup(module: LinenStyle) -> dict[str, Any]:
 
 def _unbound_linen(error: Exception) -> nn.Module | None:
     """The Linen module that was called without variables and raised an error for it."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    owners = (frame.f_locals.get("self") for frame in frames)
-    found = next((owner for owner in owners if isinstance(owner, nn.Module)), None)
-    return found if found is not None and found.scope is None else None
+    if isinstance(error, AttributeError):
+        # What its `setup` would make is not there.
+        found = error.obj
+    else:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        owners = (frame.f_locals.get("self") for frame in frames)
+        found = next((owner for owner in owners if isinstance(owner, nn.Module)), None)
+    return found if isinstance(found, nn.Module) and found.scope is None else None

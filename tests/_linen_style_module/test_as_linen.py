@@ -833,9 +833,19 @@ def test_an_attribute_error_of_the_model_is_its_own():
         def __call__(self, x):
             return self.absent
 
-    with pytest.raises(AttributeError, match="'absent'") as caught:
-        Model().apply({}, X)
-    assert not isinstance(caught.value, bridge.BridgeError)
+    class Configured(nn.Module):
+        @nn.nowrap
+        def width(self, x):
+            return x.absent
+
+    class Asking(bridge.Module):
+        def __call__(self, x):
+            return Configured().width(x)
+
+    for model in (Model(), Asking()):
+        with pytest.raises(AttributeError, match="'absent'") as caught:
+            model.apply({}, X)
+        assert not isinstance(caught.value, bridge.BridgeError)
 
 
 @pytest.mark.parametrize("where", ["compact", "setup", "field"])
