@@ -15,10 +15,9 @@ import registry
 from bridge._errors import ConversionError, mapping_error, path_text
 from bridge._types import VARIABLE, Variables, VariableType
 
-from .collections import STATIC
+from .collections import STATIC, is_static
 from .neutral import Leaf, Neutral, Path, is_mapping, nest, walk
 from .nnx_meta import NNXMeta
-from .own_leaves import is_static
 
 EXPECTED = "Linen variables, that is {collection: {name: array, box or mapping}}"
 # What Linen calls a submodule by itself.

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 from flax import nnx
 
-from bridge._conversion.held_module import HeldModule
+from bridge._conversion.linen_attributes import HeldModule
 from bridge._fingerprint import Look, is_of_module
 from bridge._flax import graphdefs
 from bridge._flax.objects import ObjectState

@@ -17,9 +17,8 @@ from flax.core import DenyList
 import registry
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
-from bridge._conversion.collections import OUTPUTS, holds_state
+from bridge._conversion.collections import OUTPUTS, graphdefs_in, holds_state, with_graphdefs
 from bridge._conversion.neutral import Leaf, laid_over
-from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
 from bridge._flax.scopes import CallKeys
 from bridge._initialization.creating import CREATING
 from bridge._sharding import explicit_axes

@@ -18,10 +18,10 @@ from flax.core import DenyList, Scope
 import registry
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
+from bridge._conversion.collections import graphdefs_in, with_graphdefs
 from bridge._conversion.linen_attributes import LinenHolder, name_of
 from bridge._conversion.matching import compare, inputs_text
 from bridge._conversion.neutral import Neutral, as_dicts
-from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
 from bridge._errors import ImmutableCollectionError, InvalidMethodError, NotInitializedError
 from bridge._flax import filters
 from bridge._flax.linen_modules import unbound_function

@@ -15,10 +15,9 @@ from flax import nnx
 
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
-from bridge._conversion.held_module import HeldModule
-from bridge._conversion.linen_attributes import OWN_PREFIX, LinenHolder, name_of
+from bridge._conversion.collections import graphdefs_in
+from bridge._conversion.linen_attributes import OWN_PREFIX, HeldModule, LinenHolder, name_of
 from bridge._conversion.neutral import as_dicts
-from bridge._conversion.own_leaves import graphdefs_in
 from bridge._flax import filters
 from bridge._flax.objects import (
     is_data_attribute,

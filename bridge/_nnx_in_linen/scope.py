@@ -10,10 +10,9 @@ from flax import nnx
 from flax.core import meta
 
 from bridge._bounded_cache import BoundedCache
-from bridge._conversion.collections import GRAPHDEF, STATIC
+from bridge._conversion.collections import GRAPHDEF, STATIC, is_static
 from bridge._conversion.matching import Comparison
 from bridge._conversion.neutral import Address, Path, by_address, nest
-from bridge._conversion.own_leaves import is_static
 from bridge._errors import (
     LostUpdateError,
     MismatchError,

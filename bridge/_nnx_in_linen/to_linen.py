@@ -14,9 +14,8 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion import convert
-from bridge._conversion.collections import GRAPHDEF
+from bridge._conversion.collections import GRAPHDEF, with_graphdefs
 from bridge._conversion.neutral import nest
-from bridge._conversion.own_leaves import with_graphdefs
 from bridge._fingerprint import Fingerprint, fingerprint
 from bridge._flax.linen_modules import NNXHolder
 from bridge._graphdefs import static_graphdef

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 
 from bridge._conversion.arrays import Arrays
-from bridge._conversion.own_leaves import graphdefs_in
+from bridge._conversion.collections import graphdefs_in
 from bridge._errors import InvalidModuleError, InvalidRngsError, mapping_error
 from bridge._fingerprint import Look
 from bridge._flax.nodes import nodes_below

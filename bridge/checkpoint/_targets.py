@@ -11,9 +11,9 @@ from flax import nnx
 from flax.core import FrozenDict, freeze
 
 from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.collections import with_static
 from bridge._conversion.linen_attributes import is_initialized
 from bridge._conversion.neutral import Leaf, Neutral, Path, nest, place, walk
-from bridge._conversion.own_leaves import with_static
 from bridge._errors import mapping_error
 from bridge._flax.variables import assign_raw_value, variable_from_metadata
 from bridge._linen_in_nnx.to_nnx import ToNNX

@@ -14,9 +14,8 @@ from jax.core import Tracer
 
 from bridge._conversion import linen_leaves
 from bridge._conversion.arrays import is_abstract, shape_of
-from bridge._conversion.collections import STATIC
+from bridge._conversion.collections import STATIC, with_static
 from bridge._conversion.neutral import Address, Neutral, Path, walk
-from bridge._conversion.own_leaves import with_static
 from bridge._errors import PortError, mapping_error
 from bridge._flax.variables import assign_raw_value, raw_value
 from bridge._rules.pieces import assembled

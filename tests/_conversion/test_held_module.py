@@ -1,4 +1,4 @@
-"""bridge._conversion.held_module: modules whose fields hold arrays, in one compiled step."""
+"""bridge._conversion.linen_attributes: modules whose fields hold arrays, in one compiled step."""
 
 import copy
 import functools
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge._conversion.held_module import HeldModule
+from bridge._conversion.linen_attributes import HeldModule
 from tests.drawing import drawing
 from tests.models import assert_identical
 
