@@ -264,8 +264,6 @@ def _applied(
     with in_call(call) as record:
         set_up(record)
         output = _function(clone, method)(*args, **kwargs)
-    if initializing:
-        set_initializing(nodes_below(clone).objects, False)
     _check_fixed(clone, before, [] if initializing else _fixed(clone, mutable))
     if mutable is False:
         return output, {}
