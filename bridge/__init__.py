@@ -83,7 +83,7 @@ from ._nnx_in_linen.implemented_by import implemented_by as implemented_by
 from ._nnx_in_linen.module_views import nnx_modules_as_linen as nnx_modules_as_linen
 from ._nnx_in_linen.to_linen import ToLinen as ToLinen
 from ._nnx_in_linen.to_linen import to_linen as to_linen
-from ._nnx_in_linen.to_linen_class import to_linen_class as to_linen_class
+from ._nnx_in_linen.to_linen import to_linen_class as to_linen_class
 from ._sharding.init_sharded import abstract as abstract
 from ._sharding.init_sharded import init_sharded as init_sharded
 

@@ -119,20 +119,22 @@ def modes_in_force() -> Mapping[str, Any]:
     return _in_force.get()[0]
 
 
-def set_on(module: nnx.Pytree, objects: Sequence[nnx.Pytree]) -> bool:
+def is_in_wrapper() -> bool:
+    """Whether a ToNNX is being called, or a mode is in force."""
+    modes, wrapper = _in_force.get()
+    return wrapper is not None or bool(modes)
+
+
+def set_on(module: nnx.Pytree, objects: Sequence[nnx.Pytree]) -> None:
     """Sets the modes in force on an NNX module that a Linen module wraps, as NNX itself does.
 
-    For `nnx.tabulate` its objects count as the ToNNX around. Returns False, with nothing set, if
-    there is neither a ToNNX around nor a mode in force.
+    For `nnx.tabulate` its objects count as the ToNNX around.
     """
     modes, wrapper = _in_force.get()
-    if wrapper is None and not modes:
-        return False
     mark_tabulated(objects, wrapper)
     own = {name: value for name, value in modes.items() if name in MODE_FIELDS}
     if own and isinstance(module, nnx.Module):
         module.set_attributes(**own, raise_if_not_found=False, graph=True)
-    return True
 
 
 def with_mode(

@@ -3,8 +3,7 @@
 from ._functions.functional import Functional, functional
 from ._initialization.lazy_init import lazy_init
 from ._linen_in_nnx.to_nnx import ToNNX
-from ._nnx_in_linen.to_linen import ToLinen, to_linen
-from ._nnx_in_linen.to_linen_class import to_linen_class
+from ._nnx_in_linen.to_linen import ToLinen, to_linen, to_linen_class
 
 __all__ = [
     "Functional",

@@ -7,7 +7,8 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import jax
@@ -26,8 +27,9 @@ from bridge._flax.objects import DATA_NOTE, ObjectState
 from .leaves import GraphDefLeaves
 from .structure import check_references
 
-# The path of a bare array in the module, and where it is among the constructor's arguments.
-Given: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
+# The path of a bare array in the module, and its number among the objects in the arguments of the
+# constructor.
+Given: TypeAlias = tuple[tuple[Path, int], ...]
 
 
 class Origin(NamedTuple):
@@ -125,8 +127,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
 
     def __reduce__(self) -> Any:
         # Definitions are code, and code need not pickle; the variables beside one do.
-        parts = (self.nodes, self.attributes, self.num_leaves, self.avals, self.given)
-        written = _written(parts)
+        written = _written(self.parts)
         return (dict, ()) if written is None else (_read, (written,))
 
     def __copy__(self) -> Self:
@@ -135,6 +136,11 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     def __deepcopy__(self, memo: object) -> Self:
         # By `__reduce__` it would be another one, of other objects.
         return self
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What a pickle holds of it."""
+        return self.nodes, self.attributes, self.num_leaves, self.avals, self.given
 
     @property
     def look(self) -> Look:
@@ -234,15 +240,26 @@ def _are_made_alike(a: Origin | None, b: Origin | None) -> bool:
 
 
 def split(
-    module: nnx.Pytree, origin: Origin | None = None, given: Given = ()
+    module: nnx.Pytree,
+    origin: Origin | None = None,
+    arrays: Mapping[int, Any] = MappingProxyType({}),
 ) -> tuple[StaticGraphDef, list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in order.
+
+    `arrays` are those among the constructor's arguments, by their numbers.
 
     If an earlier GraphDef holds the very same objects, that one is returned, because its slots are
     known. Raises InvalidModuleError if a static attribute refers to a node of the module.
     """
     graphdef, leaves = flatten(module)
-    static = StaticGraphDef(graphdef, tuple(map(_aval, leaves)), origin, given)
+    numbers = {id(array): number for number, array in arrays.items()}
+    places = graphdefs.leaves_of(graphdef) if numbers else ()
+    given = [
+        (path, numbers[id(leaf)])
+        for (path, _), leaf in zip(places, leaves, strict=False)
+        if id(leaf) in numbers
+    ]
+    static = StaticGraphDef(graphdef, tuple(map(_aval, leaves)), origin, tuple(given))
     key: list[Any] = [static.look.fingerprint, origin]
     is_bound = False
     if nodes_among(static.look.objects):
@@ -301,6 +318,16 @@ def _read(written: bytes) -> Any:
         return _restore(*pickle.loads(written))
     except (ImportError, AttributeError):
         return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Indispensable:
+    """A definition that no pickle leaves out: one that cannot be pickled raises."""
+
+    graphdef: StaticGraphDef
+
+    def __reduce__(self) -> Any:
+        return _restore, self.graphdef.parts
 
 
 def _restore(

@@ -1,19 +1,24 @@
-"""Finds what a call changed in a module, by its whole state before and after."""
+"""Finds what a call changed in a module, by its whole state before and after, and writes it."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
 import registry
+from bridge import _train_eval
 from bridge._conversion.arrays import is_taken
+from bridge._conversion.collections import ARRAYS, STATIC
 from bridge._conversion.neutral import Address, Path
+from bridge._errors import lifted_removal_text, path_text, untold_change_text
 from bridge._flax.flattening import flatten
+from bridge._flax.linen_modules import is_lifted
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import mark_arrays_as_data, state_flags
 from bridge._flax.passed_values import PassedValues
@@ -29,8 +34,8 @@ from bridge._graphdefs.structure import (
 )
 from bridge._initialization.snapshot import drop_sown
 
-from .matched_variables import MatchedVariables
-from .new_state import attach
+from .matched_variables import MatchedVariables, attach
+from .scope import WrapperScope
 
 _ABSENT = object()
 
@@ -53,28 +58,30 @@ class Before(NamedTuple):
 class AttributesBefore:
     """What each NNX object of a module holds now."""
 
-    def __init__(self, objects: Iterable[nnx.Pytree]):
+    def __init__(self, objects: Sequence[nnx.Pytree]):
+        self._objects = objects
         self._before = [(node, type(node), state_flags(node), dict(vars(node))) for node in objects]
-        self._imposed: list[tuple[nnx.Pytree, str, Any, Any]] = []
 
-    def note_imposed(self) -> None:
-        """Notes that what has been set until now is for the call alone, as its mode is."""
-        self._imposed = [
-            (node, name, attributes.get(name, _ABSENT), value)
+    @contextlib.contextmanager
+    def in_modes(self, module: nnx.Pytree) -> Generator[None]:
+        """The module has the modes in force during a call; what the call sets itself stays."""
+        _train_eval.set_on(module, self._objects)
+        imposed = [
+            (vars(node), name, attributes.get(name, _ABSENT), value)
             for node, _, _, attributes in self._before
             for name, value in vars(node).items()
             if attributes.get(name, _ABSENT) is not value
         ]
-
-    def lift_imposed(self) -> None:
-        """Takes that back where it is still as it was set."""
-        for node, name, before, during in self._imposed:
-            if vars(node).get(name, _ABSENT) is not during:
-                continue
-            if before is _ABSENT:
-                del vars(node)[name]
-            else:
-                vars(node)[name] = before
+        try:
+            yield
+        finally:
+            for now, name, before, during in imposed:
+                if now.get(name, _ABSENT) is not during:
+                    continue
+                if before is _ABSENT:
+                    del now[name]
+                else:
+                    now[name] = before
 
     def are_kept(self) -> bool:
         """Whether every object has the attributes that it had: the same values, by identity."""
@@ -176,10 +183,77 @@ class Changes:
         for address in addresses:
             self.updates.pop(address, None)
 
-    def removed_state(self) -> list[Address]:
-        """The leaves that are gone and were not sown."""
+    def commit(self, scope: WrapperScope) -> None:
+        """Writes the changes into the Linen variables, all of them or none.
+
+        Raises LostUpdateError if something cannot be written and `strict` is True.
+        """
+        found = self._found
+        is_mutable = functools.cache(scope.linen.is_mutable_collection)
+        given = {(ARRAYS, path) for path, _ in found.graphdef.given}
+        updates: dict[Address, Any] = {}
+        for address, item in self.updates.items():
+            # An argument stays one, and a value that is still the same is not lost.
+            may_stay = address in given or not is_mutable(address[0])
+            if not (may_stay and self.is_handed_on(address)):
+                updates[address] = item
+        kept = scope.as_linen((a, x) for a, x in updates.items() if scope.may_update(a, x))
+        graphdef = self._new_definition(scope, given - updates.keys(), kept)
+        if graphdef is not None:
+            # Before the updates: a leaf may be gone to make room for a subtree.
+            gone = self.removed - graphdef.slots.addresses
+            scope.remove(map(found.placed, gone))
+            scope.store_graphdef(graphdef)
+        if kept:
+            places = {address: found.placed(address) for address in kept}
+            there = {places[a]: found.leaves[a] for a in kept if a in found.leaves}
+            scope.write({places[a]: leaf for a, leaf in kept.items()}, there)
+
+    def _new_definition(
+        self, scope: WrapperScope, given: Set[Address], kept: Collection[Address]
+    ) -> StaticGraphDef | None:
+        """The GraphDef to be stored: None if it is the old one, or if it cannot be.
+
+        It cannot be stored if its collection is not mutable, or if one of a leaf that comes and
+        goes with it is not: a definition and its leaves have to stay together. In a lifted
+        transform it cannot be stored if leaves are gone, because Linen merges the transform's
+        output with its input. `given` are the arguments of the constructor that still are its own,
+        and `kept` are the updates that are written.
+        """
+        graphdef = self.definition()
+        if graphdef is None:
+            return None
+        found, linen, addresses = self._found, scope.linen, graphdef.slots.addresses
+        if is_lifted(linen) and (places := self._staying(addresses)):
+            scope.report_lost(tuple(places), lifted_removal_text(scope.where, places))
+            return None
+        still = given & addresses
+        kept_given = tuple(item for item in found.graphdef.given if (ARRAYS, item[0]) in still)
+        may_be_stored = scope.keeps_graphdef and not graphdef.is_bound
+        graphdef = StaticGraphDef(graphdef, graphdef.avals, graphdef.origin, kept_given)
+        needed = {s.address for s in graphdef.slots if linen.rng_state or not s.is_rng}
+        touched = {STATIC, *(collection for collection, _ in self.removed)}
+        is_stored = may_be_stored and all(map(linen.is_mutable_collection, touched))
+        if is_stored and needed <= {*found.leaves, *kept}:
+            return graphdef
+        if untold := self._untold(scope):
+            places = ["/".join(map(str, path)) for path in untold]
+            scope.report_lost(tuple(places), untold_change_text(scope.where, places))
+        return None
+
+    def _staying(self, addresses: Collection[Address]) -> list[str]:
+        """The state that is gone and that a merge brings back.
+
+        A merge replaces a leaf if something new is in its place, above or below.
+        """
         active = registry.current()
-        return sorted((a for a in self.removed if not is_output(a, active)), key=str)
+        prefixes = {(c, path[:length]) for c, path in addresses for length in range(len(path) + 1)}
+        return [
+            path_text(collection, path)
+            for collection, path in sorted(self.removed - prefixes, key=str)
+            if not is_output((collection, path), active)
+            and not any((collection, path[:length]) in addresses for length in range(len(path)))
+        ]
 
     def definition(self) -> StaticGraphDef | None:
         """The GraphDef of the module as it is now, without what was sown.
@@ -197,33 +271,27 @@ class Changes:
             origin = origin._replace(is_changed=True)
         return static_graphdef.split(self._module, origin)[0]
 
-    def untold(
-        self, as_linen: Callable[[Iterable[tuple[Address, Any]]], Mapping[Address, Any]]
-    ) -> list[Path]:
+    def _untold(self, scope: WrapperScope) -> list[Path]:
         """Where the next call would find another module than this one, were it given the leaves.
 
         Leaves do not record the class of a new submodule, a static attribute, or that something is
         gone. A mode that the call has set, as `self.eval()` does, is not state to be lost: every
-        call starts in the mode of the definition. `as_linen` converts Variables and bare arrays to
-        the leaves of Linen variables.
+        call starts in the mode of the definition.
         """
         reshaped = self._reshaped()
         if self._is_same:
             return reshaped
-        slots = self._found.slots
-        if not slots.addresses <= self._after.keys():
-            now, before = structure(self._graphdef), structure(self._before)
-            return list(dict.fromkeys([*reshaped, *differences_but_modes(now, before)]))
-        values = [leaf_value(self._after[slot.address]) for slot in slots]
+        now, known = structure(self._graphdef), self._found.slots.addresses
+        if not known <= self._after.keys():
+            return [*dict.fromkeys(reshaped + differences_but_modes(now, structure(self._before)))]
+        values = [leaf_value(self._after[address]) for address in self._found.slots.places]
         following = self._found.graphdef.blueprint.build(values).module
-        known = slots.addresses
-        attach(following, as_linen((a, x) for a, x in self._after.items() if a not in known))
+        new = ((a, item) for a, item in self._after.items() if a not in known)
+        attach(following, scope.as_linen(new))
         # The caller's variables still hold these, so the next call would find them.
         there = {(collection, *map(str, path)) for collection, path in self._after}
         left = [path for c, path in self.removed if (c, *map(str, path)) not in there]
-        now, then = structure(self._graphdef), structure(flatten(following)[0])
-        told = differences_but_modes(now, then)
-        return reshaped + left + told
+        return reshaped + left + differences_but_modes(now, structure(flatten(following)[0]))
 
     def _reshaped(self) -> list[Path]:
         """Parameters and statistics that have another shape now than the definition says."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import jax
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
@@ -22,10 +25,9 @@ from bridge._fingerprint import fingerprint
 from bridge._layers.table import layer_of_linen
 
 from .bound_module import Call
-from .definitions import shapes_of
-from .linen_paths import LinenPaths
-from .part_sizes import PartSize, found_sizes
-from .to_linen import ToLinen
+from .creation import shapes_of
+from .scope import LinenPaths
+from .to_linen import ToLinen, parameters_of
 
 _T = TypeVar("_T", bound=type[nn.Module])
 # The class attribute that holds the `Implementation`.
@@ -83,9 +85,9 @@ def implemented_by(
       >>> variables['params']['kernel'].shape
       (2, 3)
     """
-    LinenPaths.of(paths)
+    LinenPaths(paths)
     implementation = Implementation(
-        nnx_class, paths, sizes, sizes_of_parts, sizes_of_variables, logical_axes
+        nnx_class, FrozenDict(paths), sizes, sizes_of_parts, sizes_of_variables, logical_axes
     )
 
     def decorate(cls: _T) -> _T:
@@ -122,35 +124,26 @@ class _AtLinenPaths(ToLinen):
     linen_paths: Mapping[str, str] = FrozenDict({})  # pyright: ignore
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Implementation:
-    """What runs the methods of a Linen class; the arguments are those of `implemented_by`.
+    """What runs the methods of a Linen class; the fields are the arguments of `implemented_by`."""
 
-    The three kinds of sizes come from the arguments of a call (`sizes`), from calls of parts, and
-    from variables.
-    """
-
-    def __init__(
-        self,
-        nnx_class: str | type[nnx.Module],
-        paths: Mapping[str, str],
-        sizes: Mapping[str, Callable[..., Any]],
-        sizes_of_parts: Mapping[str, tuple[str, int]],
-        sizes_of_variables: Mapping[str, Callable[[Any], Any]],
-        logical_axes: bool,
-    ):
-        self._boxed = _logical if logical_axes else _partitioned
-        self._nnx_class = nnx_class
-        self._paths: Any = FrozenDict(paths)
-        self._sizes, self._sizes_of_variables = dict(sizes), dict(sizes_of_variables)
-        self._sizes_of_parts = {name: PartSize(*each) for name, each in sizes_of_parts.items()}
-        self._seen: BoundedCache[dict[str, Any]] = BoundedCache(maxsize=64)
+    given: str | type[nnx.Module]
+    paths: Any
+    sizes: Mapping[str, Callable[..., Any]]
+    sizes_of_parts: Mapping[str, tuple[str, int]]
+    sizes_of_variables: Mapping[str, Callable[[Any], Any]]
+    logical_axes: bool
+    _called: BoundedCache[dict[str, Any]] = dataclasses.field(
+        default_factory=lambda: BoundedCache(maxsize=64)
+    )
 
     @functools.cached_property
     def nnx_class(self) -> Any:
         """The NNX class."""
-        if not isinstance(self._nnx_class, str):
-            return self._nnx_class
-        module, _, name = self._nnx_class.partition(":")
+        if not isinstance(self.given, str):
+            return self.given
+        module, _, name = self.given.partition(":")
         return getattr(importlib.import_module(module), name)
 
     def run(self, linen: nn.Module, method: str, bound: inspect.BoundArguments) -> Any:
@@ -160,13 +153,17 @@ class Implementation:
         """
         if linen.scope is None:
             raise flax_errors.CallCompactUnboundModuleError()
-        taken = _taken(self.nnx_class.__init__)
-        fields = _fields(linen)
+        bound.apply_defaults()
+        taken = parameters_of(self.nnx_class.__init__)
+        fields = {
+            name: getattr(linen, name)
+            for name, field in linen.__dataclass_fields__.items()
+            if field.init and name not in ("parent", "name")
+        }
         arguments = {name: as_nnx(value) for name, value in fields.items() if name in taken}
-        arguments |= self._found_sizes(linen, method, bound)
         args, kwargs = bound.args[1:], dict(bound.kwargs)
         # A mode that is a field of the Linen class is an argument of the NNX module's call.
-        of_call = _taken(getattr(self.nnx_class, method))
+        of_call = parameters_of(getattr(self.nnx_class, method))
         kwargs |= {
             name: value
             for name, value in fields.items()
@@ -175,16 +172,20 @@ class Implementation:
             and bound.arguments.get(name) is None
             and value is not None
         }
-        missing = {n: p for n, p in self._sizes_of_parts.items() if n not in arguments}
-        if missing:
-            arguments |= self._called_sizes(missing, arguments, method, args, kwargs)
+        arguments |= self._found_sizes(linen, method, bound)
+        parts = {n: each for n, each in self.sizes_of_parts.items() if n not in arguments}
+        if parts:
+            shapes = shapes_of(Call(method, args, kwargs))
+            key = tuple(parts), fingerprint((arguments, shapes))
+            find = functools.partial(self._called_sizes, parts, arguments, method, args, kwargs)
+            arguments |= self._called.get(key, find)
         inner = _AtLinenPaths(
             self.nnx_class,
             kwargs=arguments,
-            metadata_fn=self._boxed,
+            metadata_fn=_logical if self.logical_axes else _partitioned,
             rng_state=False,
             store_graphdef=False,
-            linen_paths=self._paths,
+            linen_paths=self.paths,
             parent=linen.scope,
         )
         with _quiet():
@@ -195,54 +196,124 @@ class Implementation:
     def _found_sizes(
         self, linen: nn.Module, method: str, bound: inspect.BoundArguments
     ) -> dict[str, Any]:
-        bound.apply_defaults()
+        """The sizes that the arguments of a call or the variables show."""
         arguments = {**bound.arguments, "self": linen}
         found: dict[str, Any] = {}
-        for name in {**self._sizes, **self._sizes_of_variables}:
-            size_of, stored = self._sizes.get(name), self._sizes_of_variables.get(name)
+        for name in {**self.sizes, **self.sizes_of_variables}:
+            size_of, stored = self.sizes.get(name), self.sizes_of_variables.get(name)
             if stored is not None and linen.variables.get("params"):
                 found[name] = stored(meta.unbox(linen.variables))
             elif size_of is not None:
                 own = inspect.signature(size_of).parameters
                 if not own.keys() <= arguments.keys():
-                    expected = f"a method with arguments that show {name}"
-                    remedy = "initialise by another method, or name it in sizes_of_variables"
-                    raise InvalidModuleError("implemented_by", method, expected, remedy)
+                    raise _unknown_size(method, f"with arguments that show {name}")
                 found[name] = size_of(**{n: arguments[n] for n in own})
         return found
 
     def _called_sizes(
         self,
-        sizes: Mapping[str, PartSize],
+        parts: Mapping[str, tuple[str, int]],
         arguments: Mapping[str, Any],
         method: str,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """The sizes that parts are called with, found once for the same arguments."""
-        has_rngs = "rngs" in _taken(self.nnx_class.__init__)
+        """The sizes that parts are called with: a number, or a tuple of them for a list of parts.
 
-        def make(found: Mapping[str, Any]) -> Any:
-            rngs = {"rngs": nnx.Rngs(0)} if has_rngs else {}
-            return self.nnx_class(**arguments, **found, **rngs)
+        The module is made and called abstractly. The first part that is called with another size
+        than it was made with stops the call and reveals its size. The next run assumes that later
+        parts in the list have this size too, so there are as many runs as the size changes.
+        """
+        takes_rngs = "rngs" in parameters_of(self.nnx_class.__init__)
+        known: dict[str, dict[int, int]] = {name: {} for name in parts}
+        counts: dict[str, int] = {}
 
-        def call(module: nnx.Module) -> None:
+        def run() -> None:
+            rngs = {"rngs": nnx.Rngs(0)} if takes_rngs else {}
+            sizes = {name: _Sizes(each) for name, each in known.items()}
+            module: Any = self.nnx_class(**arguments, **sizes, **rngs)
+            for name, (part, axis) in parts.items():
+                held: Any = getattr(module, part)
+                if not isinstance(held, _LIST):
+                    setattr(module, part, _Probe(held, known[name], 0, axis))
+                    continue
+                counts[name] = len(held)
+                for number, each in enumerate(held):
+                    held[number] = _Probe(each, known[name], number, axis)
             getattr(module, method)(*args, **kwargs)
 
-        def find() -> dict[str, Any]:
-            with _quiet(), nnx.use_eager_sharding(False):
+        with _quiet(), nnx.use_eager_sharding(False):
+            while True:
                 try:
-                    return found_sizes(make, call, sizes)
-                except LookupError as error:
-                    expected = f"a method that calls self.{sizes[error.args[0]].part}"
-                    remedy = "initialise by another method, or name it in sizes_of_variables"
-                    raise InvalidModuleError("implemented_by", method, expected, remedy) from error
+                    jax.eval_shape(run)  # pyright: ignore
+                except _ChangedError:
+                    continue
+                break
+        found: dict[str, Any] = {}
+        for name, each in known.items():
+            if not each:
+                raise _unknown_size(method, f"that calls self.{parts[name][0]}")
+            of_list = itertools.islice(_Sizes(each), counts.get(name, 0))
+            found[name] = tuple(of_list) if name in counts else each[0]
+        return found
 
-        shapes = shapes_of(Call(method, args, dict(kwargs)))
-        return self._seen.get((tuple(sizes), fingerprint((arguments, shapes))), find)
+
+# Stands for a size that is not known yet, and is a multiple of most numbers of heads and groups.
+_UNKNOWN = 5040 * 16
 
 
-def _initialized(method: str, module: nnx.Module, *args: Any, **kwargs: Any) -> Any:
+class _Sizes(int):
+    """The size of a part, or one by one those of the parts of a list, as far as they are known.
+
+    A size that is not known is that of the last part before it.
+    """
+
+    known: Mapping[int, int]
+
+    def __new__(cls, known: Mapping[int, int]) -> _Sizes:
+        sizes = super().__new__(cls, known.get(0, _UNKNOWN))
+        sizes.known = known
+        return sizes
+
+    def __iter__(self) -> Iterator[int]:
+        size = int(self)
+        for number in itertools.count():
+            size = self.known.get(number, size)
+            yield size
+
+
+_LIST: Any = nnx.List
+
+
+class _ChangedError(Exception):
+    """A part was called with another size than it was made with."""
+
+
+class _Probe:
+    """Stands for a part, and notes the size of its first call."""
+
+    def __init__(self, part: Callable[..., Any], known: dict[int, int], number: int, axis: int):
+        self._part, self._known, self._number, self._axis = part, known, number, axis
+        self._made_with: int | None = next(itertools.islice(_Sizes(known), number, None))
+
+    def __call__(self, first: jax.Array, *args: object, **kwargs: object) -> Any:
+        if self._made_with is not None:
+            made_with, self._made_with = self._made_with, None
+            size = self._known[self._number] = first.shape[self._axis]
+            if size != made_with:
+                raise _ChangedError
+        return self._part(first, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+
+def _unknown_size(method: str, which: str) -> InvalidModuleError:
+    remedy = "initialise by another method, or name it in sizes_of_variables"
+    return InvalidModuleError("implemented_by", method, f"a method {which}", remedy)
+
+
+def _initialized(method: str, module: nnx.Module, *args: object, **kwargs: object) -> Any:
     """Calls a method as `init` does in Linen, where attention makes its cache without decoding."""
     module.set_attributes(nnx.MultiHeadAttention, decode=False, raise_if_not_found=False)
     return getattr(module, method)(*args, **kwargs)
@@ -286,19 +357,15 @@ def _quiet() -> Generator[None, None, None]:
         yield
 
 
-def _partitioned(variable: nnx.Variable[Any]) -> Any:
+def _partitioned(variable: nnx.Variable[Any], box: Any = nn.Partitioned) -> Any:
     """A Variable as Linen's own initialisers box it."""
     names = variable.get_metadata().get("out_sharding")
-    if names is None:
-        return variable.get_value()
-    made: Any = nn.Partitioned
-    return made(variable.get_value(), tuple(names))
+    value = variable.get_value()
+    return value if names is None else box(value, tuple(names))
 
 
 def _logical(variable: nnx.Variable[Any]) -> Any:
-    boxed: Any = _partitioned(variable)
-    is_boxed = type(boxed) is nn.Partitioned
-    return nn.LogicallyPartitioned(boxed.value, boxed.names) if is_boxed else boxed
+    return _partitioned(variable, nn.LogicallyPartitioned)
 
 
 def _running(name: str, declared: Callable[..., Any]) -> Callable[..., Any]:
@@ -311,16 +378,3 @@ def _running(name: str, declared: Callable[..., Any]) -> Callable[..., Any]:
         return implementation.run(self, name, signature.bind(self, *args, **kwargs))
 
     return method
-
-
-def _fields(linen: nn.Module) -> dict[str, Any]:
-    return {
-        name: getattr(linen, name)
-        for name, field in linen.__dataclass_fields__.items()
-        if field.init and name not in ("parent", "name")
-    }
-
-
-@functools.lru_cache(maxsize=1024)
-def _taken(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)

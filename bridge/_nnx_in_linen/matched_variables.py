@@ -1,17 +1,24 @@
-"""The Linen variables of a module: which of them is which leaf of its GraphDef."""
+"""The Linen variables of a module: the leaf of its GraphDef that each is, and places for others."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 from flax.core import meta
 
 import registry
+from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.collections import ARRAYS
+from bridge._conversion.linen_attributes import LinenHolder
 from bridge._conversion.matching import Comparison, same_shape
 from bridge._conversion.neutral import Address, Path, nest, walk
 from bridge._conversion.nnx_meta import NNXMeta
@@ -20,7 +27,7 @@ from bridge._graphdefs.leaves import GraphDefLeaf, GraphDefLeaves
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._randomness.typed_keys import from_bits
 from bridge._sharding.explicit_axes import any_explicit
-from bridge._types import Shaped
+from bridge._types import VARIABLE, Variable
 
 
 class MatchedVariables:
@@ -57,21 +64,12 @@ class MatchedVariables:
         self.unknown = {a: leaf for a, leaf in self.leaves.items() if a not in known}
 
     def placed(self, address: Address) -> Address:
-        """Where a leaf is in the variables, or will be, with keys that fit those beside it.
-
-        Integers come back as strings from a msgpack file.
-        """
+        """Where a leaf is in the variables, or will be: with text for keys, if a file has such."""
         if address in self._moved or address in self._given:
             return self._moved.get(address, address)
         collection, path = address
-        own: Path = ()
-        below = [given for other, given in self._given if other == collection]
-        for key in path:
-            beside = {given[len(own)] for given in below if len(given) > len(own)}
-            is_text = any(isinstance(k, str) and k.isdecimal() for k in beside)
-            own = (*own, str(key) if is_text and isinstance(key, int) else key)
-            below = [given for given in below if given[: len(own)] == own]
-        return collection, own
+        is_text = any(moved == collection for moved, _ in self._moved)
+        return collection, tuple(map(str, path)) if is_text else path
 
     @property
     def values(self) -> list[Any]:
@@ -129,25 +127,24 @@ def unboxed(leaf: Any, aval: object = None) -> Any:
         return leaf
     # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
     is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
-    value = bare = box.unbox() if is_constrained else _inside(box)
+    value: Any = box.unbox() if is_constrained else _inside(box)
     # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
     # A pytree that has a dtype stays as it is, such as the quantized weights of a library.
-    is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
-    is_foreign = is_foreign and jax.tree_util.all_leaves([value])
-    if is_foreign and _is_wide(value, aval):
-        # A write in place would go unnoticed, so it is refused.
-        kept = copied = copy.copy(bare)
-        if isinstance(kept, np.ndarray):
-            copied.setflags(write=False)
-        return copied
-    numpy: Any = jax.numpy
-    return numpy.asarray(bare) if is_foreign else bare
-
-
-def _is_wide(value: Shaped, aval: object) -> bool:
-    """Whether a value is of a dtype that JAX does not have, and was so when the module was made."""
+    is_of_jax = not hasattr(value, "dtype") or isinstance(value, _OF_JAX)
+    if is_of_jax or not jax.tree_util.all_leaves([value]):
+        return value
     was = getattr(aval, "dtype", None)
-    return value.dtype == was and jax.dtypes.canonicalize_dtype(was) != was
+    if was is None or value.dtype != was or jax.dtypes.canonicalize_dtype(was) == was:
+        return jax.numpy.asarray(value)  # pyright: ignore
+    # JAX does not have the dtype that the module was made with. A write in place would go
+    # unnoticed, so it is refused.
+    copied: Any = copy.copy(value)
+    if isinstance(value, np.ndarray):
+        copied.setflags(write=False)
+    return copied
+
+
+_OF_JAX: Any = (jax.Array, jax.ShapeDtypeStruct)
 
 
 class _Anything:
@@ -159,8 +156,6 @@ class _Anything:
 
 def _inside(leaf: object) -> Any:
     box = leaf
-    if isinstance(leaf, jax.Array):
-        return leaf
     # unbox may put a sharding constraint on the value, which is an equation in the program.
     if isinstance(leaf, NNXMeta | meta.Partitioned):
         return leaf.value
@@ -191,10 +186,9 @@ def _by_text(
             moved[slot.address] = rest.pop(text)
             found[slot.address] = leaves[moved[slot.address]]
         elif is_dict:
-            below = {other: a for other, a in rest.items() if other[: len(text)] == text}
-            held = {other[len(text) :]: leaves[a] for other, a in below.items()}
-            value = _as_dict(slot, shapes, held)
-            if value is not None:
+            below = [other for other in rest if other[: len(text)] == text]
+            held = {other[len(text) :]: leaves[rest[other]] for other in below}
+            if (value := _as_dict(slot, shapes, held)) is not None:
                 found[slot.address] = value
                 rest = {other: a for other, a in rest.items() if other not in below}
         elif (*text, "value") in rest:
@@ -235,3 +229,133 @@ def _with_keys(aval: Mapping[Any, Any], below: Mapping[Path, Any], path: Path) -
 
 def _text(address: Address) -> tuple[str, ...]:
     return address[0], *map(str, address[1])
+
+
+class Attached(NamedTuple):
+    """A leaf that has found a place in a module: its Variable or bare array.
+
+    `is_linen` says whether it belongs to a wrapped Linen module, which reads all of its variables.
+    """
+
+    item: Any
+    is_linen: bool
+
+
+def attach(module: nnx.Pytree, unknown: Mapping[Address, Any]) -> dict[Address, Attached]:
+    """Puts leaves into a module where nothing is yet: no attribute, or None.
+
+    It never adds a parameter, because the definition has even those that a call creates. Any other
+    parameter is ignored, as in Linen; in the place of a None it would give a bias to a layer that
+    was made without one.
+
+    The module is changed, so it must belong to the caller. Returns each leaf that has found a
+    place.
+    """
+    active = registry.current()
+    attached: dict[Address, Attached] = {}
+    # Items of a list in their order, whatever mapping they come from.
+    for address in sorted(unknown, key=_list_order):
+        collection, path = address
+        if collection == "params" or not path:
+            continue
+        neutral = linen_leaves.to_leaf(collection, path, unknown[address], active)
+        if collection == ARRAYS and neutral.box is None:
+            item = neutral.value
+        else:
+            item = nnx_leaves.from_leaf(active.type_from_name(collection), neutral)
+        owner = _put(module, path, item)
+        if owner is not None:
+            attached[address] = Attached(item, isinstance(owner, LinenHolder))
+    return attached
+
+
+@contextlib.contextmanager
+def noting_reads(attached: Mapping[Address, Attached], read: set[Address]) -> Generator[None]:
+    """Notes which attached leaves a call reads, by get hooks of their Variables.
+
+    A wrapped Linen module reads all of its variables.
+    """
+    read.update(address for address, (_, is_linen) in attached.items() if is_linen)
+    hooked: list[tuple[Variable, Any]] = []
+    for address, (item, is_linen) in attached.items():
+        if not is_linen and isinstance(item, VARIABLE):
+            own = item.get_metadata("on_get_value", None)
+            hook = functools.partial(_note_read, read, address, own)
+            item.set_metadata(on_get_value=hook)
+            hooked.append((item, own))
+    try:
+        yield
+    finally:
+        for variable, own in hooked:
+            if own is None:
+                variable.del_metadata("on_get_value")
+            else:
+                variable.set_metadata(on_get_value=own)
+
+
+def _note_read(
+    read: set[Address],
+    address: Address,
+    own: Callable[[Any, Any], Any] | None,
+    variable: Variable,
+    value: object,
+) -> Any:
+    read.add(address)
+    return value if own is None else own(variable, value)
+
+
+def _put(module: object, path: Path, item: object) -> Any:
+    """Puts an item at a path below a module, if that is free and there is something to hold it.
+
+    Returns the NNX object that has it now, None if there is no place for it.
+    """
+    node = owner = module
+    for position, key in enumerate(path[:-1]):
+        child = _child(node, key)
+        if child is _ABSENT and isinstance(node, dict | LinenHolder):
+            # Elsewhere a missing level may be a module, which only the call can create.
+            for name in reversed(path[position + 1 :]):
+                item = {name: item}
+            return owner if _put_child(node, key, item) else None
+        node = child
+        owner = node if isinstance(node, nnx.Pytree) else owner
+    return owner if _put_child(node, path[-1], item) else None
+
+
+def _put_child(node: Any, key: Any, item: object) -> bool:
+    items: Any = node
+    is_object, is_list = isinstance(node, nnx.Pytree), isinstance(node, nnx.List | list)
+    if is_list and str(key) == str(len(items)):
+        items.append(nnx.data(item) if is_object else item)
+        return True
+    child = _child(node, key)
+    if child is not None and (is_list or child is not _ABSENT):
+        return False
+    if is_object and isinstance(key, str | int):
+        if inspect.getattr_static(items.__class__, str(key), None) is not None:
+            return False
+        # Marked, for a None was static.
+        setattr(items, str(key), nnx.data(item))
+    elif isinstance(node, dict | list):
+        items[int(key) if is_list else key] = item
+    else:
+        return False
+    return True
+
+
+def _child(node: Any, key: object) -> Any:
+    """What is below a node; keys are compared as text, as files keep them."""
+    if isinstance(node, nnx.Pytree):
+        return vars(node).get(str(key), _ABSENT)
+    items: Any = node
+    if isinstance(node, list | tuple):
+        items = {i: items[i] for i in range(len(items))}
+    elif not isinstance(node, Mapping):
+        return _ABSENT
+    if key in items:
+        return items[key]
+    return next((item for name, item in items.items() if str(name) == str(key)), _ABSENT)
+
+
+def _list_order(address: Address) -> list[Any]:
+    return [(0, int(k), "") if str(k).isdecimal() else (1, 0, str(k)) for k in address[1]]

@@ -8,7 +8,7 @@ import inspect
 import types
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -96,8 +96,7 @@ class _Shown:
         for key in path:
             scope = _child(scope, key)
         name = _name(path) if path else scope.name
-        kind: type = type(module)
-        view = _made[vars(kind)[_BASE]].view(parent=scope, name=name)
+        view = vars(type(module))[_VIEW](parent=scope, name=name)
         object.__setattr__(view, "_nnx_module", module)
         return view
 
@@ -105,19 +104,12 @@ class _Shown:
 _shown: ContextVar[_Shown | None] = ContextVar("modules", default=None)
 
 
-class _Made(NamedTuple):
-    """What is made of a class: a subclass, and the class of the modules' views."""
-
-    shown: type
-    # A scope for `parent` is what Linen takes, and not what it says it takes.
-    view: Any
-
-
-# By class, which Flax's and JAX's own registers of NNX classes keep anyway. Not attributes of the
-# class: with other attributes its constructor would count as another one.
-_made: dict[type, _Made] = {}
-# Of a subclass, the class that it stands for.
-_BASE = "bridge__base"
+# By class, which Flax's and JAX's own registers of NNX classes keep anyway: the subclass that its
+# modules have while they are shown. Not attributes of the class: with other attributes its
+# constructor would count as another one.
+_made: dict[type, type] = {}
+# Of such a subclass: the class that it stands for, and the class of the modules' views.
+_BASE, _VIEW = "bridge__base", "bridge__view"
 
 
 @contextlib.contextmanager
@@ -130,7 +122,7 @@ def showing(module: nnx.Module, linen: Any) -> Generator[None, None, None]:
     found = list(nnx.iter_modules(module, graph=True))
     wrappers = [(path, each) for path, each in found if isinstance(each, LinenHolder)]
     shown = [(path, each) for path, each in found if _has_methods(each)]
-    told = [vars(each).pop("to_nnx__path", None) for _, each in wrappers]
+    told = [vars(each).get("to_nnx__path") for _, each in wrappers]
     token = _shown.set(_Shown(shown, scope))
     try:
         for path, each in wrappers:
@@ -146,8 +138,9 @@ def showing(module: nnx.Module, linen: Any) -> Generator[None, None, None]:
         _unshow(each for _, each in shown)
         unshow(module)
         for (_, each), path in zip(wrappers, told, strict=True):
-            vars(each).pop("to_nnx__path", None)
-            if path is not None:
+            if path is None:
+                vars(each).pop("to_nnx__path", None)
+            else:
                 vars(each)["to_nnx__path"] = path
 
 
@@ -175,19 +168,15 @@ def _shown_class(module: object) -> type:
     kind: type = type(module)
     if kind not in _made:
         methods = _methods(kind)
-        own = {name: _through_view(name, function) for name, function in methods.items()}
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        views = {name: _of_view(name, function) for name, function in methods.items()}
+        view = type(kind.__name__, (NNXModuleView,), {**views, **names})
+        own = {name: _through_view(name, function) for name, function in methods.items()}
+        own |= {**names, _BASE: kind, _VIEW: view}
         # A subclass is a pytree unless it says otherwise, whatever its base is.
         options = {"pytree": not jax.tree_util.all_leaves([module])}
-        shown = types.new_class(
-            kind.__name__,
-            (kind,),
-            options,
-            lambda namespace: namespace.update({**own, **names, _BASE: kind}),
-        )
-        views = {name: _of_view(name, function) for name, function in methods.items()}
-        _made[kind] = _Made(shown, type(kind.__name__, (NNXModuleView,), {**views, **names}))
-    return _made[kind].shown
+        _made[kind] = types.new_class(kind.__name__, (kind,), options, lambda new: new.update(own))
+    return _made[kind]
 
 
 def _methods(kind: type) -> dict[str, Callable[..., Any]]:

@@ -6,30 +6,20 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-from flax import linen as nn
 from flax import nnx
 
 from bridge._errors import LostUpdateError, write_to_copy_text
 from bridge._flax.nodes import nodes_below
 from bridge._flax.variables import add_set_hook
-from bridge._types import Method
 
-from .arguments import Existing
 from .bound_module import BoundModule
-from .definitions import rebuilt
+from .constructor import class_of
+from .creation import found_without
+from .matched_variables import MatchedVariables
 from .scope import WrapperScope
-
-
-class _Wrapper(Protocol):
-    """What this module uses of a ToLinen."""
-
-    @property
-    def nnx_class(self) -> Callable[..., Any]: ...
-
-    def run_nnx_method(self, nnx_method: Method, /, *args: object, **kwargs: object) -> Any: ...
 
 
 class NNXSubmodule:
@@ -40,7 +30,7 @@ class NNXSubmodule:
 
     __slots__ = ("_module", "_owner", "_path")
 
-    def __init__(self, owner: _Wrapper, path: tuple[Any, ...], module: nnx.Module):
+    def __init__(self, owner: Any, path: tuple[Any, ...], module: nnx.Module):
         self._owner = owner
         self._path = path
         self._module = module
@@ -70,7 +60,7 @@ class NNXSubmodule:
         return f"{'.'.join(map(str, self._path))}: {self._module!r}"
 
 
-def through_wrapper(owner: _Wrapper, path: tuple[Any, ...], value: object) -> Any:
+def through_wrapper(owner: Any, path: tuple[Any, ...], value: object) -> Any:
     """An attribute of a bound NNX module, so that calling it goes through the wrapper."""
     if isinstance(value, nnx.Module):
         return NNXSubmodule(owner, path, value)
@@ -85,22 +75,32 @@ MISSING = object()
 def nnx_attribute(scope: WrapperScope, name: str) -> Any:
     """What the NNX module of a ToLinen answers to a name, `MISSING` if it has none."""
     linen = scope.linen
-    cls = linen.nnx_class
-    cls = cls.module_type if isinstance(cls, Existing) else getattr(cls, "func", cls)
+    cls = class_of(linen.nnx_class)
     if callable(getattr(cls, name, None)):
-        return bound_method(linen, name)
-    found = MISSING if linen.scope is None else _of_variables(scope, name)
-    if found is MISSING and inspect.getattr_static(cls, name, None) is not None:
-        return _of_class(scope, name)
-    return found
-
-
-def _of_variables(scope: WrapperScope, name: str) -> Any:
-    """An attribute of the module made of the variables that there are."""
-    leaves, graphdef = scope.read()
-    found = scope.matched(graphdef or rebuilt(scope, leaves), leaves)
-    if not found.comparison().fits:
+        # Linen's `apply(method=…)` takes a bound method apart and calls its function on a copy.
+        return types.MethodType(linen_method(name), linen)
+    if linen.scope is not None:
+        leaves, graphdef = scope.read()
+        found = scope.matched(graphdef, leaves) if graphdef else found_without(scope, leaves)
+        if found.comparison().fits:
+            return _of_variables(scope, found, name)
+    if inspect.getattr_static(cls, name, None) is None:
         return MISSING
+    # A property may need no variables.
+    found = found_without(scope, {})
+    module = found.graphdef.blueprint.build(found.avals).module
+    try:
+        value = getattr(module, name, MISSING)
+    except Exception:
+        # It computes with values, and only shapes are known.
+        return MISSING
+    held = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    is_abstract = any(isinstance(x, nnx.Pytree | nnx.Variable | jax.ShapeDtypeStruct) for x in held)
+    return MISSING if is_abstract else value
+
+
+def _of_variables(scope: WrapperScope, found: MatchedVariables, name: str) -> Any:
+    """An attribute of the module made of the variables that there are."""
     module = BoundModule(found).module
     value = getattr(module, name, MISSING)
     refuse = functools.partial(_refuse_write, scope.where)
@@ -115,31 +115,6 @@ def _refuse_write(where: str, variable: nnx.Variable[Any], value: object) -> Any
     A set hook does not learn which items are written, so it cannot pass the write on.
     """
     raise LostUpdateError(write_to_copy_text(where, variable.var_type.__name__))
-
-
-def _of_class(scope: WrapperScope, name: str) -> Any:
-    """A property of the class that needs no variables, `MISSING` if it does need them."""
-    graphdef = rebuilt(scope, {})
-    avals = graphdef.avals or (None,) * len(graphdef.slots)
-    module = graphdef.blueprint.build(avals).module
-    try:
-        value = getattr(module, name, MISSING)
-    except Exception:
-        # It computes with values, and only shapes are known.
-        return MISSING
-    is_abstract = any(
-        isinstance(leaf, nnx.Pytree | nnx.Variable | jax.ShapeDtypeStruct)
-        for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
-    )
-    return MISSING if is_abstract else value
-
-
-def bound_method(owner: nn.Module, name: str) -> types.MethodType:
-    """A method of the NNX module as a true method of the wrapper.
-
-    Linen's `apply(method=…)` takes a bound method apart and calls its function on a bound copy.
-    """
-    return types.MethodType(linen_method(name), owner)
 
 
 def linen_method(name: str) -> Callable[..., Any]:

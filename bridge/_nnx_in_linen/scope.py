@@ -28,10 +28,10 @@ from bridge._flax.linen_modules import remove_variable, shares_scope
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._randomness.streams import stream_of
-from bridge._types import Variable
+from bridge._rules.rules import Renaming, RulesError, read_backward, rules_of
+from bridge._types import VARIABLE, Variable
 
-from .constructor import Constructor
-from .linen_paths import LinenPaths
+from .constructor import Constructor, class_of
 from .matched_variables import MatchedVariables
 from .module_views import SHOWN
 
@@ -51,27 +51,17 @@ class WrapperScope:
         self.rngs: Mapping[str, Any] = linen.scope.rngs if linen.scope is not None else {}
         self._is_extended = is_extended
         # Most have none, and each leaf of each call would be asked for.
-        self._paths = LinenPaths.of(linen.linen_paths) if linen.linen_paths else None
-        self.constructor = Constructor(
-            linen.nnx_class,
-            linen.args,
-            linen.kwargs,
-            linen.skip_rng,
-            linen.eager_sharding,
-        )
+        self._paths = _paths_by(linen.linen_paths) if linen.linen_paths else None
+        fields = linen.nnx_class, linen.args, linen.kwargs, linen.skip_rng, linen.eager_sharding
+        self.constructor = Constructor(*fields)
 
     @property
     def where(self) -> str:
         """What messages call the wrapper."""
-        target = getattr(self.linen.nnx_class, "func", self.linen.nnx_class)
+        target = class_of(self.linen.nnx_class)
         place = "/".join(self.linen.path) if self.linen.scope is not None else ""
         name = getattr(target, "__name__", None) or repr(target)
         return f"ToLinen({name})" + (f" at {place}" if place else "")
-
-    @property
-    def is_outermost(self) -> bool:
-        """Whether Linen calls the wrapper itself, and no module around it."""
-        return self.linen.scope is not None and self.linen.scope.parent is None
 
     @property
     def keeps_graphdef(self) -> bool:
@@ -122,12 +112,10 @@ class WrapperScope:
         to_leaf: Callable[[Any], Any] = self.linen.metadata_fn or Variable.get_value
         leaves: dict[Address, Any] = {}
         for address, item in items:
-            variable = item
-            if not isinstance(item, nnx.Variable):
+            if not isinstance(item, VARIABLE):
                 leaves[address] = item
-                continue
-            if self.linen.rng_state or not issubclass(variable.var_type, nnx.RngState):
-                leaves[address] = to_leaf(variable)
+            elif self.linen.rng_state or not issubclass(item.var_type, nnx.RngState):
+                leaves[address] = to_leaf(item)
         return leaves
 
     def store_graphdef(self, graphdef: StaticGraphDef | None) -> None:
@@ -162,7 +150,8 @@ class WrapperScope:
                 left += () if address in found else (address,)
                 continue
             path = address[1] if self._paths is None else self._in_linen(address)[1]
-            own = spelled(path, linen.string_keys)
+            # Linen has only text at the top.
+            own = tuple(map(str, path)) if linen.string_keys else (str(path[0]), *path[1:])
             if (collection, own[:1]) == _GRAPHDEF_ADDRESS:
                 raise ReservedNameError(
                     f"{path_text(*address)} of a ToLinen holds its GraphDef; rename the attribute,"
@@ -183,10 +172,9 @@ class WrapperScope:
         collection = address[0]
         if self.linen.is_mutable_collection(collection):
             return True
-        variable = item
-        var_type: type = variable.var_type if isinstance(item, nnx.Variable) else object
-        is_rng = issubclass(var_type, nnx.RngState)
-        if not issubclass(var_type, nnx.Intermediate) and (self.linen.rng_state or not is_rng):
+        is_rng = isinstance(item, VARIABLE) and issubclass(item.var_type, nnx.RngState)
+        is_sown = isinstance(item, VARIABLE) and issubclass(item.var_type, nnx.Intermediate)
+        if not is_sown and (self.linen.rng_state or not is_rng):
             self.report_lost(collection, lost_update_text(self.where, collection, is_rng))
         return False
 
@@ -223,11 +211,6 @@ class WrapperScope:
             warn(text)
 
 
-def spelled(path: Path, string_keys: bool) -> Path:
-    """A path as Linen variables have it: only strings at the top, or everywhere if asked for."""
-    return tuple(map(str, path)) if string_keys else (str(path[0]), *path[1:])
-
-
 def _boxed_as(old: Any, leaf: Any) -> Any:
     box, new = old, leaf
     is_boxed = isinstance(leaf, meta.AxisMetadata)
@@ -237,3 +220,49 @@ def _boxed_as(old: Any, leaf: Any) -> Any:
         # It came without its box, as `nn.unbox` leaves it; an empty one would be nothing.
         return new.unbox() or new
     return new
+
+
+class LinenPaths:
+    """Linen paths by the paths of the NNX module that replaces a Linen module, and back.
+
+    `table` has NNX paths by Linen paths, as rules that only rename. Raises RulesError if a rule
+    cannot be read, or changes arrays.
+    """
+
+    def __init__(self, table: Mapping[str, str]):
+        routes = [route for rule in rules_of(table) for route in rule.routes]
+        changing = [r.rule.linen for r in routes if r.is_stacked or r.rule.form.text]
+        if changing:
+            raise RulesError(
+                f"{changing}, which change arrays",
+                "rules that only rename",
+                "give both modules leaves of the same shapes",
+            )
+        self._forward = [route.renaming() for route in routes]
+        self._backward = read_backward(table)
+
+    def by_nnx(self, leaves: dict[Address, Any]) -> dict[Address, Any]:
+        """Linen leaves by their addresses in the NNX module."""
+        return {_moved(self._forward, address): leaf for address, leaf in leaves.items()}
+
+    def to_linen(self, address: Address) -> Address:
+        """The address of an NNX leaf in the Linen variables."""
+        return _moved(self._backward, address)
+
+
+# The rules of a table are read once.
+_paths_by = functools.lru_cache(maxsize=256)(LinenPaths)
+
+
+def _moved(rules: Iterable[Renaming], address: Address) -> Address:
+    collection, path = address
+    if not rules or collection == STATIC:
+        return address
+    names = [str(key) for key in path]
+    for end in range(len(names), 0, -1):
+        for one in rules:
+            hit = one.pattern.fullmatch("/".join(names[:end]))
+            if hit is not None:
+                start: Path = tuple(hit.expand(one.template).split("/"))
+                return collection, (*start, *path[end:])
+    return address

@@ -1,4 +1,4 @@
-"""`ToLinen`: an NNX module as a Linen module."""
+"""`ToLinen`, `to_linen` and `to_linen_class`: an NNX module as a Linen module."""
 
 from __future__ import annotations
 
@@ -14,28 +14,23 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion import convert
-from bridge._conversion.collections import GRAPHDEF, with_graphdefs
-from bridge._conversion.neutral import nest
 from bridge._fingerprint import Fingerprint, fingerprint
 from bridge._flax.linen_modules import NNXHolder
 from bridge._graphdefs import static_graphdef
+from bridge._graphdefs.static_graphdef import Indispensable, StaticGraphDef
 from bridge._types import Method
 
-from .arguments import (
-    Existing,
+from .bound_module import BoundModule, Call, Streams
+from .constructor import (
     check_arguments,
     check_class,
     check_instance,
     hashable_arguments,
 )
-from .bound_module import BoundModule, Call
-from .call_keys import Streams
-from .commit import commit
-from .creation import create
-from .definitions import found_without
+from .creation import create, found_without
 from .module_views import SHOWN, showing
-from .nnx_attributes import MISSING, nnx_attribute
-from .scope import WrapperScope, spelled
+from .nnx_attributes import MISSING, linen_method, nnx_attribute
+from .scope import WrapperScope
 
 # The fields that flax.nnx.bridge does not have.
 _OWN_OPTIONS = frozenset({"strict", "rng_state", "string_keys", "eager_sharding", "store_graphdef"})
@@ -52,7 +47,7 @@ class WithOptions(type(nn.Module)):
     _options: frozenset[str] = frozenset()
 
     def __call__(cls, *args: object, **given: object) -> Any:
-        kept = cls._options - _parameters(cls.__init__)
+        kept = cls._options - parameters_of(cls.__init__)
         options = {name: given.pop(name) for name in kept & given.keys()}
         made = super().__call__(*args, **given)
         for name, value in options.items():
@@ -62,8 +57,9 @@ class WithOptions(type(nn.Module)):
 
 
 @functools.lru_cache(maxsize=1024)
-def _parameters(constructor: Callable[..., Any]) -> frozenset[str]:
-    parameters = inspect.signature(constructor).parameters.values()
+def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of a function's parameters, without those of `*args` and `**kwargs`."""
+    parameters = inspect.signature(function).parameters.values()
     return frozenset(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
 
 
@@ -149,8 +145,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
 
     def __post_init__(self) -> None:
         check_class(self.nnx_class)
-        given_args, given_kwargs = self.args, self.kwargs
-        if type(given_args) is not tuple or type(given_kwargs) is not FrozenDict:
+        if (type(self.args), type(self.kwargs)) != (tuple, FrozenDict):
             check_arguments(self.nnx_class, self.args, self.kwargs)
         # Linen hashes and compares modules by their fields.
         args, kwargs = hashable_arguments(self.args, self.kwargs)
@@ -203,16 +198,26 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
         """
         check_instance(module)
         graphdef, leaves = static_graphdef.split(module)
-        linen = cls(Existing(graphdef), **options)
-        flat = WrapperScope(linen).as_linen(zip(graphdef.slots.places, leaves, strict=True))
-        variables = nest(
-            {
-                (collection, *spelled(path, linen.string_keys)): leaf
-                for (collection, path), leaf in flat.items()
-            }
-        )
-        graphdefs = (((GRAPHDEF,), graphdef),) if linen.store_graphdef else ()
-        return linen, with_graphdefs(variables, graphdefs)
+        definition: Any = graphdef
+        linen: Any = cls(definition, **options)
+        scope = WrapperScope(linen.bind({}, mutable=True))
+        scope.store_graphdef(graphdef)
+        scope.write(scope.as_linen(zip(graphdef.slots.places, leaves, strict=True)), {})
+        return linen, scope.linen.variables
+
+    @nn.nowrap
+    def __getstate__(self) -> dict[str, Any]:
+        held = self.nnx_class
+        # One among variables may be left out; here nothing else says what is called.
+        own = {"nnx_class": Indispensable(held)} if isinstance(held, StaticGraphDef) else {}
+        return {**vars(self), **own}
+
+    @nn.nowrap
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        held = state["nnx_class"]
+        if isinstance(held, Indispensable):
+            vars(self)["nnx_class"] = held.graphdef
 
     @nn.compact
     def __call__(self, /, *args: Any, nnx_method: Method = None, **kwargs: Any) -> Any:
@@ -288,7 +293,7 @@ def _run(linen: ToLinen, call: Call) -> Any:
     if found.unknown:
         scope.report_unknown(module.unused())
     if module.changes:
-        commit(scope, found, module.changes)
+        module.changes.commit(scope)
     return output
 
 
@@ -334,3 +339,87 @@ def to_linen(
         skip_rng=skip_rng,
         name=name,
     )
+
+
+def to_linen_class(
+    base_nnx_class: Callable[..., Any],
+    base_metadata_fn: Callable[[Any], Any] | None = convert.to_linen_var,
+    base_skip_rng: bool = False,
+    **partial_kwargs: object,
+) -> type[ToLinen]:
+    """A Linen module class that takes the arguments of an NNX module's constructor.
+
+    Args:
+      base_nnx_class: the NNX module's class.
+      base_metadata_fn: as `ToLinen.metadata_fn`.
+      base_skip_rng: as `ToLinen.skip_rng`.
+      **partial_kwargs: default values for the constructor's arguments.
+
+    Returns:
+      A subclass of `ToLinen` called `<Class>ToLinen`. It takes the NNX constructor's keyword
+      arguments and the fields of `ToLinen` (`args`, `kwargs`, `strict`, `name` …). A field wins
+      over an argument of the same name; pass such an argument in `kwargs`.
+
+    Raises:
+      InvalidModuleError: `base_nnx_class` is an instance, a function or a Linen class.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> import bridge
+      >>> Linear = bridge.to_linen_class(nnx.Linear, use_bias=False)
+      >>> model = Linear(in_features=2, out_features=3)
+      >>> list(model.init(jax.random.key(0), jnp.ones((1, 2)))['params'])
+      ['kernel']
+
+    Source: flax/nnx/bridge/wrappers.py:to_linen_class @ 0.12.8
+    """
+    check_class(base_nnx_class)
+    name = getattr(base_nnx_class, "__name__", type(base_nnx_class).__name__)
+    defaults: dict[str, Any] = {
+        "nnx_class": base_nnx_class,
+        "metadata_fn": base_metadata_fn,
+        "skip_rng": base_skip_rng,
+        "kwargs": hashable_arguments((), partial_kwargs)[1],
+    }
+
+    class Made(ToLinen):
+        def __init_subclass__(cls, **options: Any) -> None:
+            super().__init_subclass__(**options)
+            # The dataclass machinery of Linen gives every subclass a constructor of its own.
+            made: Any = cls
+            generated = made.__init__
+
+            def construct(
+                self: Any,
+                /,
+                args: object = None,
+                kwargs: Mapping[str, Any] | None = None,
+                **given: object,
+            ) -> None:
+                check_arguments(base_nnx_class, args or (), kwargs or {})
+                own = cls.__dataclass_fields__
+                constructor = {n: v for n, v in given.items() if n not in own}
+                # None stands for the default in programs written for flax.nnx.bridge.
+                fields = {
+                    n: v
+                    for n, v in given.items()
+                    if n in own and (v is not None or n not in defaults)
+                }
+                merged = {**partial_kwargs, **(kwargs or {}), **constructor}
+                generated(self, args=args or (), kwargs=merged, **fields)
+
+            made.__init__ = construct
+
+    own = set(dir(base_nnx_class)).difference(dir(nnx.Module), dir(ToLinen))
+    methods = [n for n in own if n[0] != "_" and inspect.isfunction(getattr(base_nnx_class, n))]
+    attributes: dict[str, Any] = {
+        "__module__": __name__,
+        "__doc__": f"The NNX module {name} as a Linen module.",
+        "__annotations__": {field: ToLinen.__annotations__[field] for field in defaults},
+        # Lifted transforms look methods up on the class.
+        **{method: linen_method(method) for method in methods},
+        **defaults,
+    }
+    return type(f"{name}ToLinen", (Made,), attributes)

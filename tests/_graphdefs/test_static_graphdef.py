@@ -395,8 +395,10 @@ def test_an_existing_module_that_cannot_be_pickled_says_so():
     assert pickle.loads(pickle.dumps(variables))["nnx"]["graphdef"] == {}
     with pytest.raises((pickle.PicklingError, AttributeError, TypeError)):
         pickle.dumps(linen)
+    assert copy.copy(linen) == linen
     linen, variables = bridge.ToLinen.from_module(native())
     assert pickle.loads(pickle.dumps(linen)) == linen
+    assert copy.deepcopy(linen) == linen
 
 
 def test_a_pickle_is_read_where_the_code_of_its_definition_is_gone(monkeypatch, model, variables):

@@ -256,6 +256,11 @@ class Configured(Scale):
         super().__init__(config.by["scale"][0])
 
 
+class Called(Scale):
+    def __init__(self, make):
+        super().__init__(make())
+
+
 class Scaling(nn.Module):
     """Makes a wrapper in a call, with what the call was given."""
 
@@ -272,6 +277,7 @@ WAYS = {
     "strict": lambda by: bridge.ToLinen(Scale, args=(by,), strict=True),
     "partial": lambda by: bridge.to_linen(functools.partial(Scale, by)),
     "configuration": lambda by: bridge.to_linen(Configured, Config(by)),
+    "closure": lambda by: bridge.to_linen(Called, lambda: by),
 }
 
 

@@ -9,6 +9,7 @@ from flax import nnx
 from hypothesis import given
 
 import bridge
+from bridge import _train_eval
 from bridge._flax.objects import set_initializing
 from bridge._nnx_in_linen import bound_module
 from bridge._nnx_in_linen import changes as changes_module
@@ -111,19 +112,20 @@ def test_attributes_are_kept_unless_an_object_has_others(change):
     assert before.are_kept() is (change in OF_VARIABLES)
 
 
-def test_what_was_imposed_is_lifted_unless_the_call_has_set_it_again():
-    node = Scaled()
-    before = AttributesBefore([node])
-    node.deterministic = True
-    node.static = (7, "imposed")
-    node.added = 1
-    before.note_imposed()
-    own = node.static = (8, "own")
-    node.array = node.array + 3
-    before.lift_imposed()
+def test_a_mode_in_force_is_lifted_unless_the_call_has_set_it_again():
+    node, other = Scaled(), Scaled()
+    node.other = other
+    before = AttributesBefore([node, other])
+    with _train_eval.applied({"deterministic": True}), before.in_modes(node):
+        assert (node.deterministic, other.deterministic) == (True, True)
+        own = node.static = (8, "own")
+        node.array = node.array + 3
+        other.deterministic = None
+        del node.inner
     assert node.deterministic is False
-    assert not hasattr(node, "added")
+    assert other.deterministic is None
     assert node.static is own
+    assert not hasattr(node, "inner")
     assert float(node.array) == 4
 
 

@@ -8,8 +8,7 @@ from flax import nnx
 import bridge
 from bridge._conversion.neutral import by_address
 from bridge._graphdefs import static_graphdef
-from bridge._nnx_in_linen.bound_module import BoundModule, Call, method_of
-from bridge._nnx_in_linen.call_keys import Streams
+from bridge._nnx_in_linen.bound_module import BoundModule, Call, Streams, method_of
 from bridge._nnx_in_linen.matched_variables import MatchedVariables
 from bridge._randomness.streams import fold_path
 from tests._nnx_in_linen.called_linen import Called
@@ -85,7 +84,6 @@ def test_a_leaf_that_is_gone_natively_is_named():
     own = bound(Model(rngs=nnx.Rngs(0)))
     own.call(Call("without_steps", (X,), {}))
     assert own.changes.removed == {("cache", ("steps",))}
-    assert own.changes.removed_state() == [("cache", ("steps",))]
     assert own.changes.updates == {}
     assert own.changes.definition() is not None
 

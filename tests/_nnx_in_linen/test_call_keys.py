@@ -7,7 +7,7 @@ from flax import nnx
 
 from bridge._flax.passed_values import PassedValues
 from bridge._graphdefs import static_graphdef
-from bridge._nnx_in_linen.call_keys import Streams
+from bridge._nnx_in_linen.bound_module import Streams
 from bridge._randomness.streams import fold_path
 from tests._nnx_in_linen.called_linen import Called
 from tests.models import assert_identical

@@ -8,7 +8,6 @@ from flax import nnx
 
 import bridge
 from bridge._nnx_in_linen.bound_module import BoundModule, Call
-from bridge._nnx_in_linen.commit import commit
 from bridge._nnx_in_linen.scope import WrapperScope
 from tests.models import assert_identical
 
@@ -36,16 +35,16 @@ def prepared(linen):
     scope = WrapperScope(linen)
     leaves, graphdef = scope.read()
     found = scope.matched(graphdef, leaves)
-    return scope, found, BoundModule(found)
+    return scope, BoundModule(found)
 
 
 def test_a_call_writes_when_it_is_committed_and_not_before():
     def steps(linen):
         before = jax.tree.map(jnp.copy, linen.variables)
-        scope, found, module = prepared(linen)
+        scope, module = prepared(linen)
         y = module.call(Call(None, (X,), {}))
         assert_identical(linen.variables, before)
-        commit(scope, found, module.changes)
+        module.changes.commit(scope)
         return y
 
     model = bridge.to_linen(Normed)

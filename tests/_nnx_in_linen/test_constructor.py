@@ -35,7 +35,7 @@ def recipe(*args, cls=Model, skip_rng=False, **kwargs):
 
 def graphdef_of(own):
     constructed = own.construct({"default": KEY}, "here")
-    return static_graphdef.split(constructed.module, own.origin, constructed.given)[0]
+    return static_graphdef.split(constructed.module, own.origin, constructed.arrays)[0]
 
 
 def test_it_constructs_what_the_class_constructs():

@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge._nnx_in_linen import definitions
+from bridge._nnx_in_linen import creation
 from tests.drawing import drawing
 from tests.garbage_collection import earlier_objects_left_out
 
@@ -63,14 +63,14 @@ def native(cls, *args, **kwargs):
 def rebuilds():
     """Notes every time a constructor is traced for variables without a GraphDef."""
     noted = []
-    real = definitions._abstract
+    real = creation._abstract
 
     def counted(recipe, *args):
         noted.append(recipe.nnx_class.__name__)
         return real(recipe, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(definitions, "_abstract", counted)
+        patch.setattr(creation, "_abstract", counted)
         yield noted
 
 

@@ -5,7 +5,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge._nnx_in_linen.arguments import check_arguments, check_instance
+from bridge._nnx_in_linen.constructor import check_arguments, check_instance
 
 MODEL = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
 

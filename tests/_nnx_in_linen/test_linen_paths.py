@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge._nnx_in_linen.linen_paths import LinenPaths
+from bridge._nnx_in_linen.scope import LinenPaths
 from bridge._rules.rules import RulesError
 
 TABLE = {r"layers_(\d+)": r"blocks.\1.up", "out": "head", "encoder/Dense_0": "encoder.dense"}
@@ -20,13 +20,13 @@ PAIRS = [
 
 @pytest.mark.parametrize(("nnx", "linen"), PAIRS)
 def test_an_address_of_the_nnx_module_has_its_linen_path(nnx, linen):
-    assert LinenPaths.of(TABLE).to_linen(nnx) == linen
+    assert LinenPaths(TABLE).to_linen(nnx) == linen
 
 
 @pytest.mark.parametrize(("nnx", "linen"), PAIRS)
 def test_a_linen_address_has_its_path_in_the_nnx_module(nnx, linen):
     collection, path = nnx
-    found = LinenPaths.of(TABLE).by_nnx({linen: "the leaf"})
+    found = LinenPaths(TABLE).by_nnx({linen: "the leaf"})
     assert found == {(collection, tuple(map(str, path))): "the leaf"}
 
 

@@ -6,7 +6,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge._nnx_in_linen.new_state import Attached, Reads, attach
+from bridge._nnx_in_linen.matched_variables import Attached, attach, noting_reads
 
 ONE, TWO = jnp.ones(1), jnp.full(1, 2.0)
 
@@ -101,13 +101,13 @@ def test_what_is_read_is_found_out_and_the_hooks_are_those_of_before():
     attached |= {("cache", ("d",)): Attached(nnx.Cache(ONE), is_linen=True)}
     variables["cache", ("b",)].set_metadata(on_get_value=own)
     before = {address: v.get_metadata() for address, v in variables.items()}
-    reads = Reads(attached)
-    assert reads.read == {("cache", ("d",))}
-    reads.read.clear()
-    assert float(variables["cache", ("a",)][0]) == 1
-    assert float(variables["cache", ("b",)][0]) == 2
-    assert reads.read == {("cache", ("a",)), ("cache", ("b",))}
-    reads.stop()
+    read = set()
+    with noting_reads(attached, read):
+        assert read == {("cache", ("d",))}
+        read.clear()
+        assert float(variables["cache", ("a",)][0]) == 1
+        assert float(variables["cache", ("b",)][0]) == 2
+        assert read == {("cache", ("a",)), ("cache", ("b",))}
     assert {address: v.get_metadata() for address, v in variables.items()} == before
     assert float(variables["cache", ("c",)][0]) == 1
-    assert len(reads.read) == 2
+    assert len(read) == 2

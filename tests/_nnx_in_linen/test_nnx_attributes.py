@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import bridge
-from bridge._nnx_in_linen.nnx_attributes import NNXSubmodule, bound_method, linen_method
+from bridge._nnx_in_linen.nnx_attributes import NNXSubmodule, linen_method
 from tests.models import assert_identical
 
 KEY = jax.random.key(0)
@@ -34,6 +34,9 @@ class Model(nnx.Module):
         self.encoder = Encoder(rngs=rngs)
 
     def __call__(self, x):
+        return self.encoder(x)
+
+    def encode(self, x):
         return self.encoder(x)
 
     @property
@@ -106,9 +109,9 @@ def test_a_write_into_what_was_read_is_an_error(write):
 
 
 def test_a_method_is_one_of_the_wrapper():
-    method = bound_method(MODEL, "__call__")
+    method = MODEL.encode
     assert inspect.ismethod(method)
     assert method.__self__ is MODEL
-    assert method.__func__.__name__ == linen_method("__call__").__name__ == "__call__"
+    assert method.__func__.__name__ == linen_method("encode").__name__ == "encode"
     y, _ = MODEL.apply(stored(), X, method=method, mutable=["batch_stats"])
     assert_identical(y, native()(X))

@@ -11,7 +11,7 @@ from flax import nnx
 from flax.core import FrozenDict
 
 import bridge
-from bridge._nnx_in_linen.arguments import GivenArgs, GivenKwargs
+from bridge._nnx_in_linen.constructor import GivenArgs, GivenKwargs
 from tests.models import assert_identical
 
 KEY = jax.random.key(0)

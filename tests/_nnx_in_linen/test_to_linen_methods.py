@@ -408,6 +408,21 @@ def test_a_partial_or_class_method_constructs_as_the_class_does():
         np.testing.assert_array_equal(model.apply(variables, X), native(X))
 
 
+def test_a_method_called_func_hides_no_other():
+    """Regression: the wrapper took it for the class behind a partial."""
+
+    class Model(nnx.Module):
+        def func(self, x):
+            return x + 1
+
+        def encode(self, x):
+            return 2 * self.func(x)
+
+    model = bridge.to_linen(Model)
+    assert model.apply({}, 3, method="encode") == 8
+    assert model.apply({}, 3, method="func") == 4
+
+
 def test_methods_of_a_partial_are_the_class_s(native):
     model = bridge.ToLinen(functools.partial(Autoencoder, 2))
     variables = model.init(KEY, X)

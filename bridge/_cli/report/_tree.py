@@ -23,8 +23,8 @@ from bridge._conversion.neutral import Address, Neutral, Path, walk
 from bridge._flax.linen_modules import base_class
 from bridge._graphdefs.static_graphdef import StaticGraphDef, as_static
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._nnx_in_linen import definitions
 from bridge._nnx_in_linen.bound_module import BoundModule
+from bridge._nnx_in_linen.creation import rebuild
 from bridge._nnx_in_linen.matched_variables import MatchedVariables
 from bridge._nnx_in_linen.to_linen import ToLinen
 
@@ -225,7 +225,7 @@ def _rebuilt(below: Path, module: nn.Module, record: LinenRecord | None) -> Stat
     """The GraphDef of a `ToLinen` that a lifted transform left behind, or that never ran."""
     recipe, call = (recipe_of(module), None) if record is None else record.calls[below]
     where = getattr(recipe.nnx_class, "__name__", repr(recipe.nnx_class))
-    return definitions.rebuild(recipe, ("default",), call, where)
+    return rebuild(recipe, ("default",), call, where)
 
 
 def _size(value: Any) -> Size:
