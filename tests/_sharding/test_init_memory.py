@@ -73,8 +73,17 @@ REFERENCES = {
 }
 
 
-@pytest.mark.parametrize("name", BUILDS)
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+CASES = [
+    ("ToNNX", "auto"),
+    ("NNX holding ToNNX", "explicit"),
+    ("Linen holding ToLinen", "auto"),
+    ("ToLinen", "explicit"),
+    ("ToLinen of NNX holding ToNNX", "auto"),
+    ("ToLinen of NNX holding ToNNX", "explicit"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_device_needs_no_more_memory_than_for_the_native_model(name, kind):
     assert peak(compiled(name, kind)) <= 1.1 * peak(REFERENCES[name]())
 
@@ -93,8 +102,7 @@ def whole_shapes(specs):
     return shapes | {(LAYERS, *shape) for shape in shapes}
 
 
-@pytest.mark.parametrize("name", BUILDS)
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@pytest.mark.parametrize(("name", "kind"), CASES)
 def test_no_buffer_has_the_shape_of_a_whole_sharded_parameter(name, kind):
     specs = BUILDS[name][2]
     assert not shapes_in(compiled(name, kind)) & whole_shapes(specs)

@@ -26,11 +26,11 @@ from tests._sharding.sharded_models import (
 from tests.models import assert_identical
 
 Y = np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32)
-TX = optax.adamw(1e-2)
+TX = optax.sgd(1e-2, momentum=0.9)
 SPECS = {"wrapped": P("data", "model"), "native": P("model", "data")}
 KINDS = pytest.mark.parametrize("kind", ["auto", "explicit"])
-# Gradients are summed over devices in another order, and adam divides small ones by small ones.
-CLOSE = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+# Gradients are summed over devices in another order.
+CLOSE = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
 
 
 class Pair(nnx.Module):
@@ -67,20 +67,24 @@ def assert_sharded(tree, on, *, annotated_only=False):
 def trained_by_hand(params, steps=2):
     """(losses, parameters), on one device, without a module in sight."""
     params = jax.tree.map(np.asarray, params)
+    state, losses = jax.tree.map(np.zeros_like, params), []
+    for _ in range(steps):
+        value, params, state = _step_by_hand(params, state)
+        losses.append(value)
+    return losses, params
 
+
+@jax.jit
+def _step_by_hand(params, momentum):
     def loss(params):
         h = X
         for name, activation in (("wrapped", jnp.tanh), ("native", lambda h: h)):
             h = activation(h @ params[name]["kernel"] + params[name]["bias"][None])
         return squared_error(h)
 
-    state, losses = TX.init(params), []
-    for _ in range(steps):
-        value, grads = jax.value_and_grad(loss)(params)
-        updates, state = TX.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        losses.append(value)
-    return losses, params
+    value, grads = jax.value_and_grad(loss)(params)
+    momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+    return value, jax.tree.map(lambda p, m: p - 1e-2 * m, params, momentum), momentum
 
 
 @KINDS
@@ -99,22 +103,16 @@ def test_linen_variables_train_with_optax_in_their_shards(kind):
 
     with jax.set_mesh(on):
         state = TX.init(params)
-        assert assert_sharded(state, on) == 4
+        assert assert_sharded(state, on) == 2
         # Over Auto axes the compiler would choose for what is not annotated.
-        where = jax.tree.map(lambda x: place_of(x, on), (params, state))
+        where = jax.tree.map(lambda x: x.sharding, (params, state))
         step = jax.jit(step, out_shardings=(None, *where))
         for loss in losses:
             value, params, state = step(params, state)
             CLOSE(value, loss)
             assert assert_sharded(params, on) == 2
-            assert assert_sharded(state, on) == 4
+            assert assert_sharded(state, on) == 2
     jax.tree.map(CLOSE, nn.unbox(params), expected)
-
-
-def place_of(leaf, on):
-    """Where a leaf is; a step count that optax has made is on no mesh yet."""
-    sharding = leaf.sharding
-    return sharding if isinstance(sharding, NamedSharding) else NamedSharding(on, P())
 
 
 @KINDS
@@ -131,12 +129,12 @@ def test_a_mixed_model_trains_with_an_nnx_optimizer_in_its_shards(kind):
 
     with jax.set_mesh(on):
         optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
-        assert assert_sharded(nnx.state(optimizer), on) == 4
+        assert assert_sharded(nnx.state(optimizer), on) == 2
         for loss in losses:
             CLOSE(step(model, optimizer), loss)
             params, state = nnx.state(model, nnx.Param), nnx.state(optimizer)
             assert assert_sharded(params, on, annotated_only=True) == 2
-            assert assert_sharded(state, on, annotated_only=True) == 4
+            assert assert_sharded(state, on, annotated_only=True) == 2
     jax.tree.map(CLOSE, variables_of(model)["params"], expected)
 
 
@@ -153,8 +151,8 @@ def test_a_model_and_its_optimizer_can_be_made_in_shards_by_one_program(kind):
     on = mesh(kind)
     made = bridge.init_sharded(Training, on, rngs=KEY)
     assert assert_sharded(nnx.state(made.model, nnx.Param), on) == 2
-    assert assert_sharded(nnx.state(made.optimizer), on) == 4
-    first = made.optimizer.opt_state[0].mu["wrapped"]["kernel"]
+    assert assert_sharded(nnx.state(made.optimizer), on) == 2
+    first = made.optimizer.opt_state[0].trace["wrapped"]["kernel"]
     assert {shard.data.shape for shard in first[...].addressable_shards} == {(12, 4)}
     alone = bridge.init_sharded(Pair, on, X, rngs=KEY)
     assert_identical(variables_of(made.model)["params"], variables_of(alone)["params"])
@@ -186,22 +184,23 @@ def test_a_step_in_shards_updates_and_masks_as_linen_on_one_device():
         optimizer.update(model, grads)
         return value
 
+    @jax.jit
+    def linen_step(variables, keys):
+        def loss(params):
+            given = {**variables, "params": params}
+            y, updates = Noisy().apply(given, X, rngs=keys, mutable=["batch_stats"])
+            return (y**2).mean(), updates
+
+        (value, updates), grads = jax.value_and_grad(loss, has_aux=True)(variables["params"])
+        params = jax.tree.map(lambda p, g: p - 0.1 * g, variables["params"], grads)
+        return value, {"params": params, **updates}
+
     native.params()
     with jax.set_mesh(on):
         optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
         for _ in range(steps):
-            params = variables["params"]
-            keys = {"dropout": native.dropout()}
-
-            def loss(params, variables=variables, keys=keys):
-                given = {**variables, "params": params}
-                y, updates = Noisy().apply(given, X, rngs=keys, mutable=["batch_stats"])
-                return (y**2).mean(), updates
-
             with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-                (value, updates), grads = jax.value_and_grad(loss, has_aux=True)(params)
-            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-            variables = {"params": params, **updates}
+                value, variables = linen_step(variables, {"dropout": native.dropout()})
             CLOSE(step(model, optimizer), value)
             kernel = model.wrapped["kernel"].get_value()
             assert kernel.sharding.is_equivalent_to(NamedSharding(on, SPECS["wrapped"]), 2)
