@@ -81,7 +81,7 @@ def chains(draw):
 
 
 @given(chains(), st.integers(1, 2))
-@drawing(25)
+@drawing(15)
 def test_a_chain_of_calls_decides_whatever_the_numbers_say(chain, depth):
     prefix, attribute, linen_order, order = chain
     linen = LinenChain(tuple(f"{prefix}{number}" for number in linen_order), depth)

@@ -55,9 +55,15 @@ def test_values_are_those_that_numpy_makes_and_the_outputs_are_equal(case):
         layer = getattr(model, name)
         np.testing.assert_array_equal(layer.kernel[...], kernel)
         np.testing.assert_array_equal(layer.bias[...], bias)
-    np.testing.assert_allclose(model(X), linen.apply(variables, X), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        nnx.jit(call)(model, X), jax.jit(linen.apply)(variables, X), rtol=1e-5, atol=1e-5
+    )
     assert exact(plan.inverse().apply()) == exact(variables)
     assert exact(port.plan(model, shapes_of(linen, X), rules).apply()) == exact(variables)
+
+
+def call(model, x):
+    return model(x)
 
 
 @pytest.mark.parametrize("case", ["heads to features", "fused and transposed to separate"])
@@ -74,34 +80,56 @@ def test_parity_compares_what_a_rule_reshapes(case):
     assert not report.section("weights").ok
 
 
+TX = optax.sgd(1e-2, momentum=0.9)
+
+
 @pytest.mark.parametrize("case", EVERY)
+def test_moments_are_moved_as_numpy_moves_parameters_and_come_back(case):
+    linen, native, rules, by_hand = EVERY[case]
+    variables = random_values(shapes_of(linen, X))
+    moments = random_values(shapes_of(linen, X), seed=1)["params"]
+    empty = TrainState.create(apply_fn=linen.apply, params=variables["params"], tx=TX)
+    state = empty.replace(opt_state=(optax.TraceState(trace=moments), *empty.opt_state[1:]))
+    model = native(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
+    plan = port.plan(variables, model, rules)
+    plan.apply_optimizer(state, optimizer)
+    moved = optimizer.opt_state[0].trace
+    for name, (kernel, bias) in by_hand(jax.tree.map(np.asarray, moments)).items():
+        np.testing.assert_array_equal(moved[name]["kernel"][...], kernel)
+        np.testing.assert_array_equal(moved[name]["bias"][...], bias)
+    back = plan.inverse().apply_optimizer(optimizer, empty)
+    assert exact(back.opt_state) == exact(state.opt_state)
+
+
+@pytest.mark.parametrize(
+    "case", ["heads to features", "fused to separate", "separate to q, k and v in each head"]
+)
 def test_training_goes_on_as_if_the_layout_had_always_been_this_one(case):
     linen, native, rules, _ = EVERY[case]
     variables = random_values(shapes_of(linen, X))
-    # A gradient that is nothing but rounding, as that of the bias of the keys, must stay small.
-    tx = optax.adam(1e-2, eps=1e-2)
     others = {name: tree for name, tree in variables.items() if name != "params"}
-    state = TrainState.create(apply_fn=linen.apply, params=variables["params"], tx=tx)
-    target = jnp.ones((2, 3, 8))
+    state = TrainState.create(apply_fn=linen.apply, params=variables["params"], tx=TX)
 
+    @jax.jit
     def step(state):
         def loss(params):
-            return ((linen.apply({"params": params, **others}, X) - target) ** 2).mean()
+            return ((linen.apply({"params": params, **others}, X) - 1.0) ** 2).mean()
 
         return state.apply_gradients(grads=jax.grad(loss)(state.params))
+
+    @nnx.jit
+    def native_step(model, optimizer):
+        optimizer.update(model, nnx.grad(lambda model: ((model(X) - 1.0) ** 2).mean())(model))
 
     for _ in range(2):
         state = step(state)
     model = native(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
     plan = port.plan({"params": state.params, **others}, model, rules)
     plan.apply()
     plan.apply_optimizer(state, optimizer)
-
-    def loss(model):
-        return ((model(X) - target) ** 2).mean()
-
-    optimizer.update(model, nnx.grad(loss)(model))
+    native_step(model, optimizer)
     ahead = step(state)
     back = plan.inverse()
     np.testing.assert_equal(int(optimizer.step[...]), int(ahead.step))
@@ -111,7 +139,7 @@ def test_training_goes_on_as_if_the_layout_had_always_been_this_one(case):
         (moved.opt_state, ahead.opt_state),
     ):
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), found, expected
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
         )
 
 
@@ -159,8 +187,8 @@ IN_STACKS = [
 ]
 
 
-def check_suggestions(linen, make, x, path):
-    """Checks what `suggest` proposes, both ways, by a plan and by `checkpoint.restore`."""
+def check_suggestions(linen, make, x, path=None):
+    """Checks what `suggest` proposes, both ways, by a plan and, at a path, by checkpoints."""
     variables = random_values(shapes_of(linen, x))
     model = make(nnx.Rngs(0))
     found = port.suggest(shapes_of(linen, x), model, x, linen=linen)
@@ -169,6 +197,8 @@ def check_suggestions(linen, make, x, path):
     plan.apply()
     np.testing.assert_allclose(model(x), linen.apply(variables, x), rtol=1e-4, atol=1e-4)
     assert exact(plan.inverse().apply()) == exact(variables)
+    if path is None:
+        return found
     renames = found.plan.renames()
     checkpoint.save(path / "linen", variables)
     restored = checkpoint.restore(path / "linen", make(nnx.Rngs(1)), rules=renames)
@@ -179,29 +209,49 @@ def check_suggestions(linen, make, x, path):
     return found
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("case", IN_STACKS)
-def test_rules_for_the_layers_of_a_stack_are_suggested(axis, case, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "axis"),
+    [
+        *((case, 0) for case in IN_STACKS),
+        ("heads to features", 1),
+        ("fused and transposed to separate", 1),
+        ("fused in heads to separate", -1),
+        ("separate to fused", -1),
+    ],
+)
+def test_rules_for_the_layers_of_a_stack_are_suggested(case, axis, tmp_path):
     # Regression: in stacks only leaves of equal shapes were found, and on axis -1 wrong ones.
     layer, native, _, _ = CASES[case]
     linen = Stacked(type(layer), axis)
-    check_suggestions(linen, lambda rngs: List(rngs, native), X, tmp_path)
+    path = tmp_path if axis else None
+    check_suggestions(linen, lambda rngs: List(rngs, native), X, path)
 
 
-@pytest.mark.parametrize(("axis", "is_named"), [(0, True), (0, False), (1, True), (-1, False)])
-@pytest.mark.parametrize("case", IN_STACKS)
+@pytest.mark.parametrize(
+    ("case", "axis", "is_named"),
+    [
+        *((case, 0, True) for case in IN_STACKS),
+        ("fused to separate", 0, False),
+        ("heads to features", 1, True),
+        ("fused and transposed to separate", 1, False),
+        ("fused in heads to separate", -1, False),
+        ("separate to fused", -1, True),
+    ],
+)
 def test_rules_for_layers_one_by_one_that_nnx_has_stacked_are_suggested(
-    axis, is_named, case, tmp_path
+    case, axis, is_named, tmp_path
 ):
     # Regression: nothing was found, or only leaves of equal shapes.
     layer, native, _, _ = CASES[case]
     linen = OneByOne(type(layer), is_named)
-    found = check_suggestions(linen, lambda rngs: NativeStacked(rngs, native, axis), X, tmp_path)
+    path = tmp_path if axis else None
+    found = check_suggestions(linen, lambda rngs: NativeStacked(rngs, native, axis), X, path)
     assert not any(each.is_weak for each in found.proposals), str(found)
 
 
-@pytest.mark.parametrize("is_stacked", [False, True])
-@pytest.mark.parametrize("attention", [NativeAttention, GeneralAttention])
+@pytest.mark.parametrize(
+    ("attention", "is_stacked"), [(NativeAttention, True), (GeneralAttention, False)]
+)
 def test_a_gpt_of_hugging_face_is_ported_by_suggested_rules(attention, is_stacked, tmp_path):
     # Regression: the bias beside a transposed square kernel was left over, and the transposed
     # kernels were reshaped into those of a LinearGeneral without their transposition.
@@ -363,7 +413,7 @@ class Leaves(nnx.Module):
             setattr(self, name, nnx.Param(jnp.zeros(value.shape, value.dtype)))
 
 
-@drawing(40)
+@drawing(25)
 @given(forms())
 def test_a_rule_and_its_inverse_move_every_element(case):
     whole, parts, rule = case

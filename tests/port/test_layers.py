@@ -289,8 +289,9 @@ class Rotary(nnx.Module):
 # nnx.RoPE of Flax 0.12.12 reads its own tables through a deprecated name.
 @pytest.mark.filterwarnings("ignore:'.value' access is now deprecated:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(nnx, "RoPE"), reason="Flax has no nnx.RoPE in this version")
-@pytest.mark.parametrize("length", [None, 8])
-@pytest.mark.parametrize("names", [("attention", "out"), ("mixer", "head")])
+@pytest.mark.parametrize(
+    ("names", "length"), [(("attention", "out"), None), (("mixer", "head"), 8)]
+)
 def test_tables_of_rotary_embeddings_need_no_counterpart(names, length):
     linen, x = LinenRotary(names), jax.random.normal(jax.random.key(1), (2, 5, 8))
     variables = random_values(jax.eval_shape(linen.init, jax.random.key(0), x))
