@@ -14,8 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "migration_guides" / "03_transforms_tested.md"
 LAX = ("scan", "map", "cond", "while_loop", "fori_loop")
-# Rows that are not named after a function of their library.
-ROW_NAMES = {"pack": "`flax.core.lift.pack`", "lazy_init": "`bridge.lazy_init`"}
+# Rows that are not named after a function of their library, or after two.
+LINEN_ROWS = {"pack": "`flax.core.lift.pack`", "remat": "`nn.remat`, `nn.checkpoint`"}
+NNX_ROWS = {"lazy_init": "`bridge.lazy_init`"}
 WORDS = ("inputs", "layers", "of", "in")
 
 Cells = Mapping[tuple[str, str], str]
@@ -26,7 +27,7 @@ def tables() -> dict[str, str]:
     from tests.transforms import linen_states, nnx_states
 
     def linen_row(name: str) -> str:
-        return ROW_NAMES.get(name, f"`nn.{name}`")
+        return LINEN_ROWS.get(name, f"`nn.{name}`")
 
     def nnx_row(name: str) -> str:
         if name in nnx_states.COPIES:
@@ -83,7 +84,7 @@ def _part(part: str, home: str) -> str:
     if part in WORDS:
         return part
     lax = ".lax" if home == "jax" and part in LAX else ""
-    return ROW_NAMES.get(part, f"`{home}{lax}.{part}`")
+    return NNX_ROWS.get(part, f"`{home}{lax}.{part}`")
 
 
 def _words(name: str) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -97,9 +97,19 @@ class Partitioned(nn.Module):
         return nn.Dense(4, kernel_init=kernel, bias_init=bias)(x)
 
 
-def uniform(key, shape, dtype=jnp.float32):
-    """An initializer that can be pickled, unlike the one that Linen's attention has by default."""
-    return jax.random.uniform(key, shape, dtype)
+class Attends(nn.Module):
+    """Attends over what it was called with, as a layer that decodes token by token."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(x)
+        seen = self.variable("cache", "seen", jnp.zeros, (len(x), 5, 4))
+        index = self.variable("cache", "index", jnp.zeros, (), jnp.int32)
+        if self.is_initializing():
+            return x
+        seen.value = jax.lax.dynamic_update_index_in_dim(seen.value, x, index.value, 1)
+        index.value = index.value + 1
+        return jnp.einsum("bf,btf,btg->bg", x, seen.value, seen.value)
 
 
 class Parent(nnx.Module):
@@ -126,7 +136,6 @@ class Kind:
       reference: the Linen module of the pure computation, if it is another one.
       train: whether `train()` or `eval()` is called first, None for neither.
       returns_sown: whether a call returns what it sows, next to its output.
-      by_token: whether the input is a sequence and a call takes one token of it.
     """
 
     module: nn.Module
@@ -137,17 +146,9 @@ class Kind:
     reference: nn.Module | None = None
     train: bool | None = None
     returns_sown: bool = False
-    by_token: bool = False
 
-    @property
-    def sample(self) -> Any:
-        """What `lazy_init` gets."""
-        return jnp.linspace(-1.0, 1.0, 24).reshape(2, 3, 4) if self.by_token else X
-
-    @property
-    def x(self) -> Any:
-        """The input of a call; the output has its shape."""
-        return self.sample[:, :1] if self.by_token else X
+    # The input of a call; the output has its shape.
+    x: ClassVar[jax.Array] = X
 
     def wrap(self, seed: int = 0) -> bridge.ToNNX:
         """A new wrapped module; it holds RNG streams even if no call needs them."""
@@ -155,7 +156,7 @@ class Kind:
         model = bridge.ToNNX(self.module, rngs, mutable=self.mutable_option)
         if self.train is not None:
             model.train() if self.train else model.eval()
-        return model.lazy_init(self.sample)
+        return model.lazy_init(X)
 
     def call(self, model: nnx.Module, x: Any) -> Any:
         """One call of a wrapped module or of a `Parent`: (output, what it sowed)."""
@@ -198,12 +199,7 @@ KINDS = {
     "sown": Kind(
         Sows(), mutable=("intermediates",), call_mutable=["intermediates"], returns_sown=True
     ),
-    "kv_cache": Kind(
-        nn.MultiHeadDotProductAttention(2, decode=True, kernel_init=uniform, bias_init=uniform),
-        by_token=True,
-        mutable=("cache",),
-        call_mutable=["cache"],
-    ),
+    "kv_cache": Kind(Attends(), mutable=("cache",), call_mutable=["cache"]),
     "custom_variable": Kind(Averages(), mutable=("transforms_average",), mutable_option="existing"),
     "metadata": Kind(Partitioned()),
 }
@@ -399,9 +395,37 @@ AXIS_NAMES = ("vmap", "scan", "scan_in_jit")
 KEEPS_SOWN = ("jit", "remat", "cond", "vmap", "grad")
 
 
-def graph_setting(transform: str) -> str:
-    """The setting of the cell's test in graph mode."""
-    return "no_graph_updates" if transform in WITHOUT_GRAPH_UPDATES else "in_a_parent"
+def _turns(transforms, states, settings):
+    """A setting for each combination: they take turns, so that each meets every other value."""
+    return {
+        (transform, state): own[(row + column) % len(own)]
+        for row, transform in enumerate(transforms)
+        for column, state in enumerate(states(transform))
+        for own in [settings(transform, state)]
+    }
+
+
+def _settings_of_calls(transform, state):
+    if transform in WITHOUT_GRAPH_UPDATES:
+        return ("no_graph_updates", "tree_mode")
+    return ("in_a_parent", "tree_mode", "alone", "no_graph_updates")
+
+
+def _settings_of_slices(transform, state):
+    needs_sharding = transform == "shard_map" and state in ("kv_cache", "custom_variable")
+    is_carried = (transform, state) == ("scan_of_layers", "dropout_shared_keys")
+    if needs_sharding or is_carried:
+        return ("in_a_parent",)
+    return ("in_a_parent", "tree_mode", "no_graph_updates")
+
+
+# How NNX holds and traverses the model in the test of each combination of transform and state.
+SETTING: dict[tuple[str, str], str] = {
+    **_turns(CALLS, lambda transform: KINDS, _settings_of_calls),
+    **_turns(MAPPED, mapped_states, _settings_of_slices),
+    **_turns(("lazy_init_in_vmap",), lambda transform: KINDS, lambda *_: ("alone", "tree_mode")),
+    **_turns(COPIES, lambda transform: KINDS, lambda *_: ("in_a_parent", "tree_mode")),
+}
 
 
 CUSTOM_VJP = "calls.py::test_custom_vjp_gives_the_rule_s_gradient_and_the_call_s_updates"
@@ -426,7 +450,7 @@ def _table() -> dict[tuple[str, str], str]:
         (
             ("lazy_init_in_vmap",),
             KINDS,
-            "mapped.py::test_models_are_made_under_vmap_as_linen_inits_them[{s}-alone]",
+            "mapped.py::test_models_are_made_under_vmap_as_linen_inits_them[{s}-{g}]",
         ),
         (COPIES, KINDS, "copies.py::test_a_copy_goes_on_as_the_pure_computation[{t}-{s}-{g}]"),
         (
@@ -457,7 +481,7 @@ def _table() -> dict[tuple[str, str], str]:
     ]
     return {
         (transform, state): "tests/transforms/test_nnx_"
-        + name.format(t=transform, s=state, g=graph_setting(transform))
+        + name.format(t=transform, s=state, g=SETTING.get((transform, state), "in_a_parent"))
         for transforms, states, name in rows
         for transform in transforms
         for state in (states(transform) if callable(states) else states)

@@ -1,6 +1,7 @@
 """The table of Linen transforms and state kinds that the guides show."""
 
 import pytest
+from flax import linen as nn
 
 from tests.transforms import linen_states, test_linen_classes, test_linen_functions
 
@@ -10,7 +11,6 @@ ROWS = (
     "scan",
     "jit",
     "remat",
-    "checkpoint",
     "remat_scan",
     "map_variables",
     "jvp",
@@ -41,3 +41,18 @@ def test_every_cell_of_a_row_names_a_test_that_exists(row):
 
 def test_the_table_has_no_other_rows():
     assert {row for row, _ in linen_states.CELLS} == set(ROWS)
+
+
+def test_the_row_of_remat_is_that_of_checkpoint_too():
+    assert nn.checkpoint is nn.remat
+
+
+def test_each_form_meets_every_transform_and_every_state():
+    cases = linen_states.TABLE.values()
+    for name, transform in linen_states.TRANSFORMS.items():
+        named_too = (True, False) if transform.filters else (True,)
+        forms = {(*form, named) for form in transform.forms for named in named_too}
+        assert {case[2:] for case in cases if case[0] == name} == forms
+    every = {case[2:] for case in cases}
+    for state in linen_states.STATES:
+        assert {case[2:] for case in cases if case[1] == state} == every

@@ -13,10 +13,10 @@ from tests.transforms.nnx_states import (
     CALLS,
     CUSTOM_VJP_TAKES_UPDATES,
     KINDS,
+    SETTING,
     SETTINGS,
     WITHOUT_GRAPH_UPDATES,
     X,
-    graph_setting,
     modules_are_pytrees,
     pure_params,
     pure_state,
@@ -256,18 +256,10 @@ TRANSFORMS = {
 }
 
 
-def _cells():
-    for transform in CALLS:
-        for state in KINDS:
-            for setting in (graph_setting(transform), "tree_mode"):
-                yield transform, state, setting
-        if transform not in WITHOUT_GRAPH_UPDATES:
-            yield transform, "parameters", "alone"
-            yield transform, "batch_stats_by_train", "no_graph_updates"
-            yield transform, "dropout", "no_graph_updates"
+CELLS = [(t, s, setting) for (t, s), setting in SETTING.items() if t in CALLS]
 
 
-@pytest.mark.parametrize(("transform", "state", "setting"), [*_cells()])
+@pytest.mark.parametrize(("transform", "state", "setting"), CELLS)
 def test_a_transform_of_calls_is_that_of_pure_linen(transform, state, setting):
     kind, setting = KINDS[state], SETTINGS[setting]
     ours, reference = TRANSFORMS[transform]

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from tests.models import assert_identical
-from tests.transforms.nnx_states import COPIES, KINDS, SETTINGS, Average, pure_state
+from tests.transforms.nnx_states import COPIES, KINDS, SETTING, SETTINGS, Average, pure_state
 
 FILTERS = (nnx.Param, nnx.BatchStat, nnx.RngState, (nnx.Cache, Average), ...)
 
@@ -99,9 +99,10 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("setting", ["in_a_parent", "tree_mode"])
-@pytest.mark.parametrize("state", KINDS)
-@pytest.mark.parametrize("transform", COPIES)
+CELLS = [(t, s, setting) for (t, s), setting in SETTING.items() if t in COPIES]
+
+
+@pytest.mark.parametrize(("transform", "state", "setting"), CELLS)
 def test_a_copy_goes_on_as_the_pure_computation(transform, state, setting):
     kind, setting = KINDS[state], SETTINGS[setting]
     with setting.active():

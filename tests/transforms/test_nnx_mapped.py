@@ -12,9 +12,9 @@ from tests.transforms.nnx_states import (
     KINDS,
     MAPPED,
     MAPPED_KINDS,
+    SETTING,
     SETTINGS,
     Average,
-    mapped_states,
     modules_are_pytrees,
     pure_params,
     pure_state,
@@ -146,7 +146,7 @@ def nnx_grad_of_scan_of_layers(setting, kind):
 
 
 SPECS = {
-    "kv_cache": {lambda path, v: path[-1] in ("cached_key", "cached_value"): P("data")},
+    "kv_cache": {lambda path, v: path[-1] == "seen": P("data")},
     "custom_variable": {Average: P("data")},
 }
 
@@ -180,7 +180,7 @@ def nnx_shard_map(setting, kind):
 
 
 def sharded(path):
-    return path[-1] in map(jax.tree_util.DictKey, ("cached_key", "cached_value", "average"))
+    return path[-1] in map(jax.tree_util.DictKey, ("seen", "average"))
 
 
 TRANSFORMS = {
@@ -200,18 +200,10 @@ SHARED_KEYS = {
 }
 
 
-def _cells():
-    for transform in MAPPED:
-        for state in mapped_states(transform):
-            yield transform, state, "in_a_parent"
-            needs_sharding = transform == "shard_map" and state in SPECS
-            is_carried = (transform, state) == ("scan_of_layers", "dropout_shared_keys")
-            if not (needs_sharding or is_carried):
-                yield transform, state, "tree_mode"
-        yield transform, "parameters", "no_graph_updates"
+CELLS = [(t, s, setting) for (t, s), setting in SETTING.items() if t in MAPPED]
 
 
-@pytest.mark.parametrize(("transform", "state", "setting"), [*_cells()])
+@pytest.mark.parametrize(("transform", "state", "setting"), CELLS)
 def test_a_transform_of_slices_is_that_of_pure_linen(transform, state, setting):
     shares_keys = state == "dropout_shared_keys"
     run = SHARED_KEYS[transform] if shares_keys else TRANSFORMS[transform]
@@ -222,8 +214,9 @@ def test_a_transform_of_slices_is_that_of_pure_linen(transform, state, setting):
     assert_identical(pure_state(model), pure)
 
 
-@pytest.mark.parametrize("setting", ["alone", "tree_mode"])
-@pytest.mark.parametrize("state", KINDS)
+@pytest.mark.parametrize(
+    ("state", "setting"), [(state, SETTING["lazy_init_in_vmap", state]) for state in KINDS]
+)
 def test_models_are_made_under_vmap_as_linen_inits_them(state, setting):
     kind = KINDS[state]
     setting = SETTINGS[setting]
@@ -235,11 +228,11 @@ def test_models_are_made_under_vmap_as_linen_inits_them(state, setting):
             model = bridge.ToNNX(kind.module, key, mutable=kind.mutable_option)
             if kind.train is not None:
                 model.train()
-            return model.lazy_init(kind.sample)
+            return model.lazy_init(kind.x)
 
         model = make(keys)
     init = (kind.reference or kind.module).init
-    expected = jax.vmap(lambda key: init(key, kind.sample))(keys)
+    expected = jax.vmap(lambda key: init(key, kind.x))(keys)
     expected.pop("intermediates", None)
     assert_identical(model.linen_variables(), expected)
 
