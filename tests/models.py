@@ -406,6 +406,19 @@ def assert_close(actual, expected):
         )
 
 
+def assert_same_program(actual, expected, *args, compare=assert_identical):
+    """Asserts that two functions are one program, or that the results of their programs are equal.
+
+    What they close over is part of a program. Programs with one text are not compiled.
+    """
+    # One name for both, which is part of the text.
+    programs = [jax.jit(lambda *args, f=f: f(*args)).lower(*args) for f in (actual, expected)]
+    found, wanted = (program.out_info for program in programs)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    if programs[0].as_text() != programs[1].as_text():
+        compare(*(program.compile()(*args) for program in programs))
+
+
 def _pairs(actual, expected):
     """(path, leaf, leaf) of two trees of one structure."""
     found, wanted = map(jax.tree_util.tree_leaves_with_path, (actual, expected))

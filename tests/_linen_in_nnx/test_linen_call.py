@@ -154,7 +154,7 @@ class LinenLifted(nn.Module):
         return lifted[self.lift]()
 
 
-@drawing(20)
+@drawing(12)
 @given(
     st.lists(st.sampled_from(["none", "remat", "scan", "vmap"]), min_size=1, max_size=3),
     st.booleans(),
@@ -178,7 +178,7 @@ def test_each_step_gives_its_own_auxiliary_losses(lifts, is_summed, collection, 
         assert_identical(model.linen_variables(), state)
     if how in ("train", "variables"):
         model.train()
-    for _ in range(3):
+    for _ in range(2):
         before = model.linen_variables()
         options = {"mutable": [collection]} if how == "call" else {}
         expected, sown = module.apply(before, x, mutable=[collection])

@@ -1,6 +1,7 @@
 """A submodule of a ToNNX is the dict that NNX has there, and the Linen submodule."""
 
 import copy
+import functools
 import json
 import pickle
 from typing import Any
@@ -545,13 +546,19 @@ class LinenOuter(nn.Module):
         return self.inner(x)
 
 
+@functools.cache
+def held(inner):
+    """A model that holds a module, and the Linen model bound to the same variables."""
+    model = wrapped(LinenOuter(inner))
+    return model, LinenOuter(inner).bind(model.linen_variables())
+
+
 @pytest.mark.parametrize("name", DICT_METHODS)
 @pytest.mark.parametrize(
     "inner", [LinenDictNames(), LinenDictNames(is_deep=True), LinenDictMethods()]
 )
 def test_a_part_with_the_name_of_a_dict_method_is_called(name, inner):
-    model = wrapped(LinenOuter(inner))
-    bound = LinenOuter(inner).bind(model.linen_variables())
+    model, bound = held(inner)
     # Linen runs `setup` at the first name that its class does not have, as it has `copy`.
     assert hasattr(bound.inner, "keys")
     before = snapshot(model)

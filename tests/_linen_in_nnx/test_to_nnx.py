@@ -1,6 +1,7 @@
 """ToNNX: variables, calls, methods, attributes, updates, identity, errors."""
 
 import copy
+import functools
 import inspect
 
 import flax.nnx.bridge as peer
@@ -52,11 +53,21 @@ ARCHITECTURES = {
 }
 
 
+@functools.cache
+def initialised(name):
+    """A module, its arguments, and the variables that Linen makes."""
+    module, *args = ARCHITECTURES[name]()
+    variables = module.init(KEY, *args)
+    return module, args, {c: tree for c, tree in variables.items() if c != "intermediates"}
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_state_paths_are_those_of_flax_nnx_bridge(name):
     module, *args = ARCHITECTURES[name]()
-    ours = bridge.lazy_init(bridge.ToNNX(module, nnx.Rngs(0)), *args)
-    theirs = peer.lazy_init(peer.ToNNX(module, nnx.Rngs(0)), *args)
+    ours, theirs = (
+        nnx.eval_shape(lambda made=made: made.lazy_init(made.ToNNX(module, nnx.Rngs(0)), *args))
+        for made in (bridge, peer)
+    )
     # The peer keeps what `init` sowed; Linen itself leaves it out of what it returns.
     their_paths = {p: t for p, t in leaf_paths(theirs).items() if t is not nnx.Intermediate}
     assert leaf_paths(ours).keys() == their_paths.keys()
@@ -70,8 +81,8 @@ def test_state_paths_are_those_of_flax_nnx_bridge(name):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_variables_and_outputs_are_those_of_pure_linen(name):
-    module, *args = ARCHITECTURES[name]()
-    model, variables = wrapped(module, *args)
+    module, args, variables = initialised(name)
+    model = bridge.ToNNX(module, KEY).lazy_init(*args)
     assert_identical(model.linen_variables(), variables)
     mutable = ["cache"] if name == "decoding attention" else False
     inputs = [args[0][:, :1]] if mutable else args
@@ -82,8 +93,7 @@ def test_variables_and_outputs_are_those_of_pure_linen(name):
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_from_variables_and_linen_variables_are_inverses(name):
-    module, *args = ARCHITECTURES[name]()
-    variables = module.init(KEY, *args)
+    module, _, variables = initialised(name)
     for given in (variables, freeze(variables)):
         model = bridge.ToNNX.from_variables(module, given)
         assert_identical(model.linen_variables(), variables)
