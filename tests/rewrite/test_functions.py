@@ -10,9 +10,10 @@ from flax import nnx
 
 import bridge
 from bridge import port
-from bridge.rewrite.prove._weights import random_variables
+from bridge.rewrite.prove._weights import random_inputs, random_variables
 from tests.rewrite import models_functions as models
 from tests.rewrite.test_programs import imported, spec
+from tests.rewrite.weights import without_weights
 
 SIZE = 4
 
@@ -42,41 +43,37 @@ def applied(variables, x):
 
 
 def test_outputs_are_equal_without_any_help_of_the_rewriter():
-    x = jax.random.normal(jax.random.key(0), (2, SIZE))
+    x = random_inputs(spec(2, SIZE))
     variables = random_variables(jax.eval_shape(models.Functions().init, jax.random.key(1), x))
-    model = made(lambda: module().Functions(in_features=SIZE, rngs=nnx.Rngs(2)))
+    model = without_weights(lambda: module().Functions(in_features=SIZE, rngs=nnx.Rngs(2)))
     port.plan(variables, model, rewritten().rules).apply()
     found = nnx.jit(lambda m, x: m(x))(model, x)[0]
     expected = jax.jit(applied)(variables, x)[0]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def made(make):
-    """A model whose annotated values are not placed on a mesh."""
-    with nnx.use_eager_sharding(False):
-        return nnx.jit(make)()
-
-
 def test_leaves_keep_their_shapes_and_specs():
-    model = made(lambda: module().OtherAxes(in_features=SIZE, rngs=nnx.Rngs(0)))
+    model = without_weights(lambda: module().OtherAxes(in_features=SIZE, rngs=nnx.Rngs(0)))
     assert model.scanned.kernel.shape == (SIZE, 3, SIZE)
     assert model.scanned.kernel.out_sharding == ("embed", "stage", "mlp")
     assert model.scanned.bias.shape == (SIZE, 3)
     assert model.mapped.kernel.shape == (SIZE, SIZE, 2)
-    other = made(lambda: module().OtherAxes(axis=0, in_features=SIZE, rngs=nnx.Rngs(0)))
+    make = functools.partial(module().OtherAxes, axis=0, in_features=SIZE)
+    other = without_weights(lambda: make(rngs=nnx.Rngs(0)))
     assert other.scanned.kernel.out_sharding == ("stage", "embed", "mlp")
     assert other.shifted.dense.bias.shape == (2, SIZE)
 
 
 def test_layers_start_apart_and_draw_apart_where_linen_splits_the_keys():
-    model = made(lambda: module().ScannedLayer(in_features=SIZE, rngs=nnx.Rngs(0)))
+    with nnx.use_eager_sharding(False):
+        model = module().ScannedLayer(in_features=SIZE, rngs=nnx.Rngs(0))
     kernels = model.blocks.dense_0.kernel[...]
     assert jnp.abs(kernels[0] - kernels[1]).max() > 0
     assert len(set(map(str, jax.random.key_data(model.blocks.dropout.rngs.key[...])))) == 3
 
 
 def test_layers_start_alike_and_draw_alike_where_linen_does_not():
-    result = bridge.rewrite(models.Alike, spec(2, SIZE), gradients=False)
+    result = bridge.rewrite(models.Alike, spec(2, SIZE), gradients=False, fast=True)
     assert result.is_proven, str(result)
     (own,) = imported(result)
     model = own.Alike(in_features=SIZE, rngs=nnx.Rngs(0))
@@ -95,7 +92,7 @@ def test_one_cell_draws_another_mask_at_each_step():
 
 def test_the_transforms_are_there():
     """What is rematerialised is seen in the program alone."""
-    model = made(lambda: module().Functions(in_features=SIZE, rngs=nnx.Rngs(0)))
+    model = without_weights(lambda: module().Functions(in_features=SIZE, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(model)
     x = jnp.ones((2, SIZE))
     new = str(jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s)(x))(state, x))

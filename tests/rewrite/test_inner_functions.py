@@ -10,7 +10,8 @@ from tests.rewrite import models_inner_functions as models
 @pytest.fixture(scope="module")
 def result():
     given = jax.ShapeDtypeStruct((2, 3), "float32")
-    return bridge.rewrite(models.Root, given, kwargs={"train": False}, gradients=False)
+    options = {"kwargs": {"train": False}, "gradients": False, "fast": True}
+    return bridge.rewrite(models.Root, given, **options)
 
 
 def test_the_program_is_proven_and_nothing_stays_linen(result):

@@ -19,7 +19,7 @@ LEFT = [
 
 @pytest.fixture(scope="module")
 def rewritten():
-    return bridge.rewrite(models.Model, IMAGES, kwargs={"train": False})
+    return bridge.rewrite(models.Model, IMAGES, kwargs={"train": False}, fast=True)
 
 
 def test_a_program_of_such_classes_is_proven(rewritten):
@@ -39,7 +39,7 @@ def test_they_derive_from_the_layers_of_nnx(rewritten):
 
 
 def test_one_of_them_may_be_the_model():
-    result = bridge.rewrite(models.CentredConv(4, (3, 3)), IMAGES)
+    result = bridge.rewrite(models.CentredConv(4, (3, 3)), IMAGES, gradients=False, fast=True)
     assert result.ok, str(result)
     assert result.max_difference == 0
 
@@ -54,7 +54,7 @@ def test_one_that_does_more_stays_linen_and_says_why(cls):
 
 def test_a_field_that_brings_a_layer_that_nnx_lacks_keeps_it():
     model = models.WrappedConv(nn.ConvLocal)
-    result = bridge.rewrite(model, IMAGES, gradients=False)
+    result = bridge.rewrite(model, IMAGES, gradients=False, fast=True)
     assert result.is_proven, str(result)
     (text,) = result.sources.values()
     assert "bridge.ToNNX(conv(3, (2, 2)), rngs=rngs)" in text

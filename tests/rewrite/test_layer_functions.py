@@ -23,7 +23,7 @@ PROGRAMS = [
 @functools.cache
 def rewritten(cls):
     kwargs = {"train": False} if cls in TRAINED else {}
-    return bridge.rewrite(cls, INPUT, kwargs=kwargs, gradients=False)
+    return bridge.rewrite(cls, INPUT, kwargs=kwargs, gradients=False, fast=True)
 
 
 @pytest.mark.parametrize("cls", PROGRAMS, ids=lambda cls: cls.__name__)

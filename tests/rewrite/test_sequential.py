@@ -77,7 +77,7 @@ class HoldsLinen(nn.Module):
 
 @pytest.mark.parametrize("cls", [TwoTakeIt, OneTakesAll, AFunctionTakesIt])
 def test_a_sequential_stays_linen_if_nnx_would_hand_on_a_keyword(cls):
-    result = bridge.rewrite(cls, INPUT, gradients=False)
+    result = bridge.rewrite(cls, INPUT, gradients=False, fast=True)
     assert result.is_proven, str(result)
     (text,) = result.sources.values()
     assert "# Stays Linen: nnx.Sequential would pass factor to layers after the first." in text
@@ -85,7 +85,7 @@ def test_a_sequential_stays_linen_if_nnx_would_hand_on_a_keyword(cls):
 
 @pytest.mark.parametrize("cls", [OnlyTheFirst, ByPosition, InputByName])
 def test_a_sequential_is_rewritten_if_no_other_layer_takes_the_keyword(cls):
-    result = bridge.rewrite(cls, INPUT, gradients=False)
+    result = bridge.rewrite(cls, INPUT, gradients=False, fast=True)
     assert result.is_proven, str(result)
     (text,) = result.sources.values()
     assert "nnx.Sequential(" in text
