@@ -2,14 +2,15 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import processes
 from tests.test_guide_projects import patched
 
 ROOT = Path(__file__).parents[1]
@@ -19,8 +20,11 @@ BLOCK = re.compile(r"(?:<!-- (file|change): (\S+) -->\n\n)?```(\w+)\n(.*?)\n?```
 
 
 @pytest.fixture
-def shell(tmp_path, monkeypatch):
-    """Runs lines of a shell in a repository with the program, and gives what they print."""
+def shell(tmp_path):
+    """Runs lines of a shell in a repository with the program, and gives what they print.
+
+    Commands of Python run in forks, which need not import everything again.
+    """
     shutil.copytree(
         ROOT / "migration_guides" / "projects" / "digits" / "step_0", tmp_path / "digits"
     )
@@ -33,26 +37,32 @@ def shell(tmp_path, monkeypatch):
     environment = {
         **os.environ,
         **user,
-        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
         "COLUMNS": "120",
     }
     # Those of the tests of this project are not the program's.
     environment.pop("PYTEST_ADDOPTS", None)
+    options = {"cwd": tmp_path, "env": environment, "timeout": 600}
 
     def run(lines):
-        return subprocess.run(
-            ["bash", "-euc", lines],
-            check=False,
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        printed = ""
+        for line in lines.strip().splitlines():
+            match shlex.split(line):
+                case ["python", "-m", module, *arguments] | ["pytest" as module, *arguments]:
+                    done = processes.run_module(module, *arguments, **options)
+                case command:
+                    done = subprocess.run(
+                        command, check=False, capture_output=True, text=True, **options
+                    )
+            printed += done.stdout + done.stderr
+            assert done.returncode == 0, printed
+        return printed
 
-    assert run("git init -q .\ngit add -A\ngit commit -qm Linen").returncode == 0
-    return run
+    def run_code(code):
+        return processes.run_code(code, **options).stdout
+
+    run("git init -q .\ngit add -A\ngit commit -qm Linen")
+    return run, run_code
 
 
 OLD = """import pathlib
@@ -76,8 +86,9 @@ print(float(abs(evaluate.logits(state, images[:8])).sum()))
 
 
 def test_the_commands_of_the_guide_do_what_it_says(shell, tmp_path):
-    run, printed = 0, ""
-    (before,) = shell(f"python - <<'END'\n{OLD}END").stdout.splitlines()[-1:]
+    run, run_code = shell
+    count, printed = 0, ""
+    before = run_code(OLD).split()[-1]
     for kind, path, language, text in BLOCK.findall(GUIDE.read_text()):
         if kind == "file":
             (tmp_path / path).write_text(text + "\n")
@@ -85,25 +96,24 @@ def test_the_commands_of_the_guide_do_what_it_says(shell, tmp_path):
             file = tmp_path / path
             file.write_text(patched(file.read_text(), text))
         elif language == "sh":
-            done = shell(text)
-            assert done.returncode == 0, done.stdout
-            run, printed = run + 1, done.stdout
+            count, printed = count + 1, run(text)
         else:
             assert language == "text"
             pattern = re.escape(text).replace(re.escape("..."), ".*")
             assert re.search(pattern, printed, re.DOTALL), printed
-    assert run == 7
+    assert count == 7
     assert "flax import linen" not in (tmp_path / "digits" / "model.py").read_text()
-    (after,) = shell(f"python - <<'END'\n{NEW}END").stdout.splitlines()[-1:]
+    after = run_code(NEW).split()[-1]
     np.testing.assert_allclose(float(after), float(before), rtol=1e-5)
 
 
 def test_the_commands_of_guide_08_do_what_it_says(shell, tmp_path):
+    run, _ = shell
     section = BY_HAND.read_text().partition("## By command")[2].partition("## By hand")[0]
     blocks = [(language, text) for _, _, language, text in BLOCK.findall(section)]
     (tmp_path / "make.py").write_text(next(text for language, text in blocks if language == "py"))
     look, write = (text for language, text in blocks if language == "sh")
-    looked = shell(look).stdout
+    looked = run(look)
     assert "native: 4 of 4 classes, 100 % of the parameters" in looked
     assert "to change by hand: train.py:81: state.apply_gradients" in looked
     # Guide 14 does that with `--discover`, and runs the old tests behind it.
