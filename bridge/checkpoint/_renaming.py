@@ -6,6 +6,7 @@ The paths of both sides are known, so rules are always followed from Linen to NN
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -185,9 +186,9 @@ def _links(
         prefix, path = key
         hits = [
             (length, route, hit)
-            for length in range(1, len(path) + 1)
+            for length, text in enumerate(itertools.accumulate(path, "{}/{}".format), start=1)
             for route in routes
-            if (hit := route.pattern.fullmatch(_text(path[:length])))
+            if (hit := route.pattern.fullmatch(text))
         ]
         # The longest path that a rule matches decides, and the first rule for it.
         longest = hits[-1][0] if hits else 0
