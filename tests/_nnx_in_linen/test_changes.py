@@ -20,7 +20,7 @@ from tests.models import assert_identical
 pytestmark = pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
 
 KEY = jax.random.key(0)
-GENERATED = drawing(100)
+GENERATED = drawing(60)
 
 
 def state(module):

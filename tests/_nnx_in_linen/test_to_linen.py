@@ -244,6 +244,7 @@ def test_init_stores_the_cache_that_a_decoding_call_creates():
         assert int(variables["cache"]["attention"]["cache_index"]) == step + 1
 
 
+@pytest.mark.parametrize("case", ["BatchNorm", "attention", "Dropout"], indirect=True)
 def test_init_under_jit_gives_the_variables_of_eager_init_up_to_rounding(case):
     cls, args, x = case
     model = bridge.to_linen(cls, *args)
@@ -945,6 +946,7 @@ def test_gradients_are_those_of_the_native_module():
     assert grads["nnx"]["graphdef"] is not None
 
 
+@pytest.mark.parametrize("case", ["BatchNorm", "nnx.List", "Dropout"], indirect=True)
 def test_apply_under_jit_equals_the_native_call_under_jit(case):
     cls, args, x = case
     model = bridge.to_linen(cls, *args)
