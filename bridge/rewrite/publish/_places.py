@@ -13,7 +13,7 @@ from typing import Any
 from bridge.rewrite.plan._plans import ClassPlan
 from bridge.rewrite.syntax._source import Source
 
-from ._uses import ClassName, Uses, sources_below
+from ._uses import ClassName, Uses
 
 _OF_MODELS = ("init", "init_with_output", "lazy_init", "apply", "bind", "tabulate")
 _STATES = ("state", "newstate", "trainstate")
@@ -104,15 +104,13 @@ def places_of(
         names.setdefault(module, set()).add(name)
     uses = Uses(modules, names)
     beside = {pathlib.Path(file).resolve().parent for file in modules}
-    sources = dict(sources_below(uses.folder))
-    connected = uses.connected(sources)
-    uses.follow({str(path): source for path, source in sources.items()})
+    wanted = uses.connected() | {f for f in uses.files if pathlib.Path(f).parent in beside}
+    sources = uses.parsed(wanted)
+    uses.follow(sources)
     found: list[str] = []
-    for path, source in sources.items():
-        if path.parent not in beside and str(path) not in connected:
-            continue
-        name = path.relative_to(uses.folder).as_posix()
-        named = uses.classes_in(str(path), source.tree)
+    for file, source in sources.items():
+        name = pathlib.Path(file).relative_to(uses.folder).as_posix()
+        named = uses.classes_in(file, source)
         places = _Places(source, lambda n, named=named: classes.get(named(n)), drawn)  # pyright: ignore
         own = sorted(set(places.found()))
         found += [f"{name}:{line}: {text}" for line, text in own]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -39,15 +40,15 @@ def package_folder(file: str, module: str) -> tuple[pathlib.Path, pathlib.Path]:
     return root, root / parts[0] if len(parts) > 1 or is_init else path.parent
 
 
-def sources_below(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, Source]]:
-    """The files of a package, without those that the rewriter wrote."""
+def _texts_below(folder: pathlib.Path) -> Iterator[tuple[str, str]]:
+    """The files of a package by path, without those that the rewriter wrote."""
     for path in sorted(folder.rglob("*.py"))[:_MOST_FILES]:
         below = path.relative_to(folder).parts[:-1]
         if any(part in _SKIPPED or part.startswith(".") for part in below) or is_own(path):
             continue
         try:
-            yield path, Source(str(path))
-        except (SyntaxError, UnicodeDecodeError, OSError):
+            yield str(path), path.read_bytes().decode("utf-8")
+        except (UnicodeDecodeError, OSError):
             continue
 
 
@@ -62,6 +63,8 @@ class Uses:
         self.modules = {str(pathlib.Path(f).resolve()): module for f, module in files.items()}
         self.classes = classes
         self.root, self.folder = package_folder(*next(iter(files.items())))
+        self._texts = dict(_texts_below(self.folder))
+        self._sources: dict[str, Source | None] = {}
         self.known: dict[tuple[str, str], ClassName] = {
             (module, name): ClassName(module, name)
             for module, names in classes.items()
@@ -70,27 +73,44 @@ class Uses:
 
     def found(self) -> list[Use]:
         """Every use that is not in a rewritten class itself."""
-        sources = {str(path): source for path, source in sources_below(self.folder)}
+        sources = self.parsed(self._importing())
         self.follow(sources)
         return [use for file, source in sources.items() for use in self._uses(file, source)]
+
+    @property
+    def files(self) -> Collection[str]:
+        """The files of the package."""
+        return self._texts.keys()
+
+    def parsed(self, files: Collection[str]) -> dict[str, Source]:
+        """Those of the files that are of the package, and Python."""
+        own = ((file, self._parsed(file)) for file in self._texts if file in files)
+        return {file: source for file, source in own if source is not None}
+
+    def _parsed(self, file: str) -> Source | None:
+        """A file that is Python, parsed when it is first asked for."""
+        if file not in self._sources:
+            try:
+                self._sources[file] = Source(file)
+            except (SyntaxError, UnicodeDecodeError, OSError):
+                self._sources[file] = None
+        return self._sources[file]
 
     def follow(self, sources: Mapping[str, Source]) -> None:
         """Finds the classes under the names that other files import them by, and hand on."""
         while True:
             before = len(self.known)
             for file, source in sources.items():
-                for name, target in self._imported(file, source.tree).items():
+                for name, target in self._imported(file, source).items():
                     if isinstance(target, ClassName):
                         self.known.setdefault((self._module(file), name), target)
             if len(self.known) == before:
                 return
 
-    def classes_in(
-        self, file: str, tree: ast.Module
-    ) -> Callable[[ast.AST | None], ClassName | None]:
+    def classes_in(self, file: str, source: Source) -> Callable[[ast.AST | None], ClassName | None]:
         """Gives the rewritten class that an expression of a file names, or None."""
         module = self._module(file)
-        names = self._imported(file, tree)
+        names = self._imported(file, source)
         names |= {n: ClassName(module, n) for n in self.classes.get(module, ())}
 
         def named(node: ast.AST | None) -> ClassName | None:
@@ -104,27 +124,37 @@ class Uses:
 
         return named
 
-    def connected(self, sources: Mapping[pathlib.Path, Source]) -> set[str]:
-        """The files that import a rewritten module, by others too, and the files they import.
-
-        `sources` has all files of the package.
-        """
-        wanted: dict[str, set[str]] = {}
-        for path, source in sources.items():
-            imported = self._imported(str(path), source.tree).values()
-            names = {n.module if isinstance(n, ClassName) else n for n in imported}
-            wanted[str(path)] = names | {name.rpartition(".")[0] for name in names}
-        found = set(self.modules)
-        known = set(self.modules.values())
-        while more := {file for file, names in wanted.items() if names & known} - found:
-            found |= more
-            known |= {self._module(file) for file in more}
+    def connected(self) -> set[str]:
+        """The files that import a rewritten module, by others too, and the files they import."""
+        found = self._importing()
         while True:
-            imported = set().union(*(names for file, names in wanted.items() if file in found))
-            more = {file for file in wanted if self._module(file) in imported} - found
+            imported = set().union(*map(self._modules_in, found))
+            more = {file for file in self.files if self._module(file) in imported} - found
             if not more:
                 return found
             found |= more
+
+    def _importing(self) -> set[str]:
+        """The files that import a rewritten module, by others too; only what may is parsed."""
+        found = set(self.modules)
+        new, known = found, set(self.modules.values())
+        while new:
+            naming = re.compile("|".join(_naming(file, self._module(file)) for file in new))
+            new = {
+                file
+                for file, text in self._texts.items()
+                if file not in found and naming.search(text) and self._modules_in(file) & known
+            }
+            found = found | new
+            known |= {self._module(file) for file in new}
+        return found
+
+    def _modules_in(self, file: str) -> set[str]:
+        """What may be a module of all that a file imports."""
+        source = self._parsed(file)
+        imported = {} if source is None else self._imported(file, source)
+        names = {n.module if isinstance(n, ClassName) else n for n in imported.values()}
+        return names | {name.rpartition(".")[0] for name in names}
 
     def _module(self, file: str) -> str:
         if file in self.modules:
@@ -133,17 +163,17 @@ class Uses:
         parts = path.parts[:-1] if path.name == "__init__" else path.parts
         return ".".join(parts)
 
-    def _imported(self, file: str, tree: ast.Module) -> dict[str, ClassName | str]:
+    def _imported(self, file: str, source: Source) -> dict[str, ClassName | str]:
         """Rewritten classes, and the names of modules and of other things, by local names."""
         found: dict[str, ClassName | str] = {}
         own = self._module(file)
         package = own if pathlib.Path(file).name == "__init__.py" else own.rpartition(".")[0]
-        for node in ast.walk(tree):
+        for node in source.imports:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.asname or alias.name
                     found[name] = alias.name
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 where = node.module or ""
                 if node.level:
                     parts = package.split(".") if package else []
@@ -156,7 +186,7 @@ class Uses:
         return found
 
     def _uses(self, file: str, source: Source) -> Iterator[Use]:
-        named = self.classes_in(file, source.tree)
+        named = self.classes_in(file, source)
         seen: set[tuple[int, str]] = set()
         for node in _reads(source.tree.body, self.classes.get(self._module(file), ())):
             cls = named(node)
@@ -164,6 +194,13 @@ class Uses:
                 continue
             seen.add((node.lineno, cls.name))
             yield Use(file, node.lineno, _text(source, node, cls.name))
+
+
+def _naming(file: str, module: str) -> str:
+    """A pattern of the text of each file that imports a module."""
+    name = rf"\b{re.escape(module.rpartition('.')[2])}\b"
+    is_package = pathlib.Path(file).name == "__init__.py"
+    return rf"{name}|from\s*\.+[\s\\]*import" if is_package else name
 
 
 def _reads(body: Iterable[ast.AST], rewritten: Collection[str]) -> Iterator[ast.expr]:

@@ -54,6 +54,12 @@ class Source:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @functools.cached_property
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """The imports, at the top and in functions."""
+        every = ast.walk(self.tree)
+        return [node for node in every if isinstance(node, ast.Import | ast.ImportFrom)]
+
+    @functools.cached_property
     def _calls(self) -> dict[Span, ast.Call]:
         return {span_of(node): node for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
 

@@ -23,7 +23,7 @@ from bridge.rewrite.prove._draws import drawn_in_calls, draws
 from bridge.rewrite.prove._pairing import made
 from bridge.rewrite.publish._functions import FunctionResult, Training
 from bridge.rewrite.publish._places import Made
-from bridge.rewrite.publish._uses import ClassName, Uses, sources_below
+from bridge.rewrite.publish._uses import ClassName, Uses
 from bridge.rewrite.publish._writing import check_sources
 
 from ._changes import Before, Change
@@ -69,8 +69,6 @@ class TrainingRewriter:
     def _files(self) -> dict[str, File]:
         """The files of the package that are imported."""
         uses = Uses({f.source.file: f.module for f in self.class_files}, self.old)
-        sources = {str(path): source for path, source in sources_below(uses.folder)}
-        uses.follow(sources)
         loaded = {
             str(pathlib.Path(file).resolve()): module
             for module in [*sys.modules.values()]
@@ -80,11 +78,13 @@ class TrainingRewriter:
             and module.__name__ != "__main__"
         }
         own = {str(pathlib.Path(f.source.file).resolve()): f.source for f in self.class_files}
+        sources = uses.parsed(loaded)
+        uses.follow(sources)
         found = {}
         for path, source in sources.items():
-            if path in loaded and pathlib.Path(path).name != "__init__.py":
+            if pathlib.Path(path).name != "__init__.py":
                 known = own.get(path, source)
-                named = uses.classes_in(path, known.tree)
+                named = uses.classes_in(path, known)
                 found[known.file] = File(
                     known,
                     loaded[path],
