@@ -299,9 +299,13 @@ def second_batch(given: Any) -> Any:
         return None
 
     def larger(leaf: Any) -> Any:
-        if hasattr(leaf, "shape") and leaf.shape:
+        if not (hasattr(leaf, "shape") and leaf.shape):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jnp.concatenate([leaf, leaf[:1]])
-        return leaf
+        # For which nothing is compiled.
+        own = np.asarray(leaf)
+        return jax.device_put(np.concatenate([own, own[:1]]))
 
     return jax.tree.map(larger, given)
 

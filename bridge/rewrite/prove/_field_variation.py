@@ -186,7 +186,10 @@ class FieldVariation:
     def _sample(
         self, instances: Iterable[Instance], modules: Mapping[str, Any]
     ) -> tuple[Entry, _OwnMaker] | None:
-        """One instance and a call of it that both classes can do by themselves, and do alike."""
+        """One instance and a call of it that both classes can do by themselves, and do alike.
+
+        The model itself was proven with its own fields.
+        """
         for instance in instances:
             is_model = not instance.path and instance.run < self.program.entries
             calls = () if is_model else first_calls(instance)
@@ -194,7 +197,8 @@ class FieldVariation:
             for entry in [*own, *(entry_of(self.program, instance, called) for called in calls)]:
                 if entry is not None:
                     maker = _OwnMaker(self.program, modules, instance)
-                    if self._limits(entry, maker, {}) == []:
+                    is_proven = is_model and maker.is_complete
+                    if is_proven or self._limits(entry, maker, {}) == []:
                         return entry, maker
         return None
 

@@ -148,7 +148,7 @@ class Prover:
             called, kwargs = step(inputs, entry_kwargs(checker.entry), cut, number)
             report = checker.check(called, kwargs, **options)
             self._keep(run, f"{label}, step {number + 1} of decoding", report)
-            if not report.ok:
+            if not report.ok or number == _STEPS - 1:
                 return
             checker = checker.advanced(called, kwargs)
 
