@@ -37,7 +37,7 @@ from flax import linen as nn
 '''
 INPUT = jax.ShapeDtypeStruct((2, 6), "float32")
 CLASSES = 30
-EXAMPLES = 4
+EXAMPLES = 2
 COMPUTED: list[str] = []
 NUMBERS = itertools.count()
 
