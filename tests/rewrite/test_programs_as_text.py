@@ -100,7 +100,8 @@ def test_it_is_proven_and_does_what_linen_does_for_other_values(rewritten, name)
     found = rewritten(PROGRAMS[name])
     assert {each.level for each in found.result.classes} == {"proven"}, str(found.result)
     assert found.result.is_proven
-    for fields in ({}, *found.program.values):
+    # The proof itself is of the program's own values.
+    for fields in found.program.values or [{}]:
         check_same(found, fields, rtol=found.program.rtol)
 
 
