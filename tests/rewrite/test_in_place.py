@@ -94,7 +94,7 @@ def package(tmp_path, monkeypatch):
 
 def rewritten(folder, **options):
     module = importlib.import_module(f"{folder.name}.model")
-    return bridge.rewrite(module.Net, INPUT, gradients=False, **options)
+    return bridge.rewrite(module.Net, INPUT, gradients=False, fast=True, **options)
 
 
 def texts(folder):

@@ -13,7 +13,8 @@ from tests.rewrite.test_programs import imported, spec
 
 @pytest.fixture(scope="module")
 def result():
-    return bridge.rewrite(models.Root, spec(2, 4, 3), kwargs={"train": False}, gradients=False)
+    options = {"kwargs": {"train": False}, "gradients": False, "fast": True}
+    return bridge.rewrite(models.Root, spec(2, 4, 3), **options)
 
 
 def test_the_program_is_proven_and_nothing_stays_linen(result):
@@ -66,7 +67,7 @@ def test_a_variable_that_no_run_made_is_to_be_reviewed(result):
 
 def test_names_are_those_of_a_person():
     inputs = spec(2, 6, 5, 3), spec(2, 7, 4), spec(2, 9, 1, 1, 1)
-    result = bridge.rewrite(models.Words, *inputs, gradients=False)
+    result = bridge.rewrite(models.Words, *inputs, gradients=False, fast=True)
     (text,) = result.sources.values()
     assert result.is_proven, str(result)
     assert "height: int,\n        width: int,\n        tokens_length: int," in text
@@ -80,7 +81,7 @@ def test_names_are_those_of_a_person():
 
 
 def test_what_is_said_of_a_field_is_said_of_the_argument():
-    result = bridge.rewrite(models.Told, spec(2, 3), gradients=False)
+    result = bridge.rewrite(models.Told, spec(2, 3), gradients=False, fast=True)
     (text,) = result.sources.values()
     own = text[text.index("class Told") :].split("*,")[0]
     assert own == (
