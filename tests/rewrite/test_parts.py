@@ -13,7 +13,8 @@ TOKENS = jax.ShapeDtypeStruct((2, 3), "int32")
 
 @pytest.fixture(scope="module")
 def result():
-    return bridge.rewrite(models.Model, TOKENS, kwargs={"train": False}, gradients=False)
+    options = {"kwargs": {"train": False}, "gradients": False, "fast": True}
+    return bridge.rewrite(models.Model, TOKENS, **options)
 
 
 def levels(result):
