@@ -26,7 +26,7 @@ def level(result, name):
 def test_a_class_that_stays_linen_says_why(name, imported_program):
     reason, source = LEFT[name]
     module = imported_program(source, ELSEWHERE)
-    result = result_of(getattr(module, "Root", module.Model))
+    result = result_of(getattr(module, "Root", module.Model), fast=True)
     found = level(result, "Model")
     assert found.level == "left Linen", str(result)
     assert reason in found.notes[0]

@@ -62,8 +62,7 @@ def rewritten(name):
     make, inputs, kwargs, _ = PROGRAMS[name]
     # Gradients take most of the time, and where outputs are equal to the bit they are so mostly.
     with_gradients = name in ("mixer", "agent", "annotated")
-    fast = name != "mixer"
-    return bridge.rewrite(make, *inputs, kwargs=kwargs, gradients=with_gradients, fast=fast)
+    return bridge.rewrite(make, *inputs, kwargs=kwargs, gradients=with_gradients, fast=True)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
