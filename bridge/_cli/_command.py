@@ -1,4 +1,4 @@
-"""Begins and ends every command: its parser, its exit codes, its errors."""
+"""Begins and ends every command: its parser, its exit codes, its errors, and shared options."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import math
 import os
 import pathlib
 import sys
+import sysconfig
+import tomllib
 import traceback
-from collections.abc import Callable
-from typing import Any, TextIO, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bridge._errors import BridgeError, PortError
 
-from ._places import user_place
-from ._result import Result as Result
+# Importing it imports rich, which --help does without.
+if TYPE_CHECKING:
+    from ._output import Result as Result
 
 OK = 0
 FAILED = 1
@@ -27,6 +30,31 @@ UNUSABLE = 2
 MISSING_EXTRA = 3
 """An optional dependency is missing."""
 _Number = TypeVar("_Number", int, float)
+_OURS = pathlib.Path(__file__).parents[1]
+_INSTALLED = tuple(
+    pathlib.Path(path).resolve() for path in {*sysconfig.get_paths().values()} if path
+)
+
+
+class InputError(BridgeError, ValueError):
+    """An argument, or what it names, is not what a command needs.
+
+    Attributes:
+        where: the argument.
+        found: what there is.
+        expected: what is needed.
+        remedy: what to do.
+    """
+
+    def __init__(self, where: str, found: str, expected: str, remedy: str):
+        self.where = where
+        self.found = found
+        self.expected = expected
+        self.remedy = remedy
+        super().__init__(where, found, expected, remedy)
+
+    def __str__(self) -> str:
+        return f"{self.where}: found {self.found}, expected {self.expected}; {self.remedy}"
 
 
 def new_parser(
@@ -112,6 +140,28 @@ def _text(error: BaseException) -> str:
     first, *_ = str(error).strip().splitlines() or ["no message"]
     where = "" if place is None else f"{place}; "
     return f"{type(error).__name__}: {first}\n({where}--traceback shows all of it)"
+
+
+def user_place(error: BaseException) -> str | None:
+    """File and line of the innermost call in the user's own program.
+
+    Flax, JAX and this package raise most errors, but the line to change is in the program. None if
+    no code of the program was running.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if is_of_user(frame.filename)]
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
+
+
+def is_of_user(filename: str) -> bool:
+    """Whether a file of Python belongs to the user's program, and not to an installed package."""
+    if filename.startswith("<"):
+        return False
+    path = pathlib.Path(filename).resolve()
+    if path.is_relative_to(_OURS):
+        # The demo is a program that is run, as a user's.
+        return path.is_relative_to(_OURS / "_demo")
+    return not any(path.is_relative_to(installed) for installed in _INSTALLED)
 
 
 def _code(error: BaseException) -> int:
@@ -207,6 +257,27 @@ def add_call(parser: argparse.ArgumentParser) -> None:
 def add_rules(parser: argparse.ArgumentParser, of: str) -> None:
     """Adds the option for a file of rules; `of` says for which paths."""
     parser.add_argument("--rules", metavar="FILE", type=path, help=f"a table of paths{of}")
+
+
+def load_rules(file: pathlib.Path | None) -> Mapping[str, str] | None:
+    """Reads a table of NNX paths by regular expressions for Linen paths, as `port.plan` takes it.
+
+    In TOML it is a table `[rules]`, as `convert --help` shows. Returns None without a file. Raises
+    InputError if it is not TOML, or not such a table.
+    """
+    if file is None:
+        return None
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(str(file), str(error), "a TOML file", "correct it") from error
+    rules = document.get("rules")
+    is_table = isinstance(rules, dict) and all(isinstance(path, str) for path in rules.values())
+    if document.keys() != {"rules"} or not is_table:
+        found = f"the entries {', '.join(map(repr, document)) or 'none'}"
+        expected = "one table [rules] of texts"
+        raise InputError(str(file), found, expected, "see python -m bridge convert --help")
+    return rules
 
 
 def _shape(text: str) -> Any:

@@ -15,7 +15,7 @@ from bridge._conversion.neutral import Neutral
 
 from . import _target
 from ._checkpoints import CheckpointContents, nnx_keys
-from ._input_errors import InputError
+from ._command import InputError
 
 
 def plan_for(

@@ -1,19 +1,21 @@
-"""Writes results: as wide as a terminal, in whole lines to a pipe, or as one JSON document."""
+"""Holds what a command found, and writes it.
+
+As wide as a terminal, in whole lines to a pipe, or as one JSON document.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-
-from ._result import Result
 
 VERSION = 1
 """That of every JSON document."""
@@ -21,6 +23,23 @@ VERSION = 1
 _LITERAL: Any = {"highlight": False, "markup": False, "emoji": False}
 # As many columns as any line needs.
 _UNLIMITED = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a command found.
+
+    Attributes:
+        schema: the name of the JSON document.
+        document: the JSON document.
+        shown: the same for people: lines, and tables of `new_table`.
+        ok: whether every check held, and what was compared is the same.
+    """
+
+    schema: str
+    document: Mapping[str, Any]
+    shown: Iterable[Any]
+    ok: bool = True
 
 
 def write(result: Result, *, as_json: bool) -> None:

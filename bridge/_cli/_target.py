@@ -37,7 +37,7 @@ from bridge._linen_in_nnx.linen_call import function_of
 from bridge._nnx_in_linen.bound_module import method_of
 from bridge._nnx_in_linen.constructor import takes_rngs
 
-from ._input_errors import InputError
+from ._command import InputError
 
 # The types of what a dict may have.
 _FIELDS: dict[str, Any] = {

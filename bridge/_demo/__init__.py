@@ -4,6 +4,8 @@ This file is the command line alone; everything that needs an extra or starts JA
 `_run`, so that `python -m bridge --help` is quick and works without the extra.
 """
 
+from __future__ import annotations
+
 import argparse
 import os
 import sys
@@ -43,7 +45,7 @@ examples:
 """
 
 
-def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command `demo` to the subparsers of `python -m bridge`."""
     parser = _command.new_parser(
         commands,

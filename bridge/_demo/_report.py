@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from bridge._cli._output import new_table
-from bridge._cli._result import Result
+from bridge._cli._output import Result, new_table
 from bridge._demo import _migration
 
 _HEADINGS = ("step", "what changed", "params", "max |diff|", "verdict", "accuracy", "seconds")

@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 from bridge import NNXMeta, checkpoint
-from bridge._cli._input_errors import InputError
+from bridge._cli._command import InputError
 from bridge._cli.diff import _diff
 from bridge.checkpoint import _notes
 from bridge.parity._numbers import Tolerance

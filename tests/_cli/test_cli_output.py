@@ -7,7 +7,7 @@ import pytest
 
 from bridge import __main__, checkpoint
 from bridge._cli import _output
-from bridge._cli._result import Result
+from bridge._cli._output import Result
 from bridge._cli.report import _document, _report
 
 from .command_line import COMMANDS, run

@@ -19,7 +19,7 @@ from flax import nnx
 import bridge
 from bridge import __main__
 from bridge._cli import _command
-from bridge._cli.report import _source, _tree
+from bridge._cli.report import _document, _tree
 from bridge._cli.report._observed import observing
 
 from . import mixed_models
@@ -219,14 +219,14 @@ def test_the_source_is_the_line_of_the_class_or_the_import_path(report):
 
 
 def test_a_file_outside_of_the_directory_is_shown_by_its_import_path(tmp_path):
-    source = _source.source_of(mixed_models.Mixed, tmp_path)
+    source = _document.source_of(mixed_models.Mixed, tmp_path)
     assert (source["import_path"], source["file"]) == (f"{TARGETS}.Mixed", None)
 
 
 def test_an_installed_package_is_shown_by_its_import_path_wherever_it_lies():
     directory = pathlib.Path(flax.__file__).parents[2]
     place = {"import_path": "flax.linen.Dense", "file": None, "line": None}
-    assert _source.source_of(nn.Dense, directory) == place
+    assert _document.source_of(nn.Dense, directory) == place
 
 
 def test_counterparts_are_told_for_the_layers_of_flax(report):
@@ -270,7 +270,7 @@ def test_every_layer_of_linen_has_a_counterpart_or_is_known_to_have_none():
         for name, cls in vars(nn).items()
         if inspect.isclass(cls) and issubclass(cls, nn.Module) and cls is not nn.Module
     } - {nn.RNNCellBase}
-    found = {cls.__name__: _source.counterpart_of(cls) for cls in layers}
+    found = {cls.__name__: _document.counterpart_of(cls) for cls in layers}
     without = {name for name, other in found.items() if other is False and "Fp8" not in name}
     assert without == {"ConvLocal", "MGUCell", "ConvLSTMCell"}
     assert all(not other or issubclass(other, nnx.Module) for other in found.values())

@@ -9,7 +9,7 @@ from flax import nnx
 
 import bridge
 from bridge import parity, port
-from bridge._cli.report import _source
+from bridge._cli.report import _document
 from bridge._layers import table
 
 KEY, X = jax.random.key(0), jnp.arange(1.0, 5.0)
@@ -104,9 +104,9 @@ def test_fields_of_a_registered_layer_are_compared():
 
 
 def test_the_report_counts_a_registered_layer_as_one_with_a_counterpart():
-    assert _source.counterpart_of(LinenScaleNorm) is None
+    assert _document.counterpart_of(LinenScaleNorm) is None
     register()
-    assert _source.counterpart_of(LinenScaleNorm) is ScaleNorm
+    assert _document.counterpart_of(LinenScaleNorm) is ScaleNorm
 
 
 class LinenGates(nn.Module):
@@ -170,8 +170,8 @@ class LinenDenseModel(nn.Module):
 def test_a_class_of_flax_can_be_the_counterpart():
     bridge.register_layer(LinenOwnDense, nnx.Linear)
 
-    assert _source.counterpart_of(LinenOwnDense) is nnx.Linear
-    assert _source.counterpart_of(nn.Dense) is nnx.Linear
+    assert _document.counterpart_of(LinenOwnDense) is nnx.Linear
+    assert _document.counterpart_of(nn.Dense) is nnx.Linear
 
 
 def test_a_layer_that_nnx_lacks_may_get_one():
@@ -180,7 +180,7 @@ def test_a_layer_that_nnx_lacks_may_get_one():
 
     bridge.register_layer(nn.ConvLocal, Local)
 
-    assert _source.counterpart_of(nn.ConvLocal) is Local
+    assert _document.counterpart_of(nn.ConvLocal) is Local
     assert table.without_nnx_class("params", ("ConvLocal_0", "kernel"), ()) is None
     assert table.without_nnx_class("params", ("MGUCell_0", "in", "kernel"), ()) == "MGUCell"
 
@@ -191,7 +191,7 @@ def test_the_same_layer_may_be_registered_again():
     # A cell of a notebook that is run again defines its classes again.
     again = type(LinenScaleNorm)("LinenScaleNorm", (nn.Module,), {**_namespace(LinenScaleNorm)})
     register(linen=again)
-    assert _source.counterpart_of(again) is ScaleNorm
+    assert _document.counterpart_of(again) is ScaleNorm
 
 
 def _namespace(cls):
@@ -212,7 +212,7 @@ def test_another_counterpart_is_a_conflict_that_names_both():
     assert all(name in str(caught.value) for name in ("LinenScaleNorm", "OtherNorm", ".ScaleNorm"))
 
     register(native=OtherNorm, overwrite=True)
-    assert _source.counterpart_of(LinenScaleNorm) is OtherNorm
+    assert _document.counterpart_of(LinenScaleNorm) is OtherNorm
 
 
 @pytest.mark.parametrize("other", [{"leaves": {"gain": "weight"}}, {"fields": {}}])
@@ -225,7 +225,7 @@ def test_other_names_are_a_conflict(other):
 def test_a_layer_of_flax_is_not_taken_without_overwrite():
     with pytest.raises(bridge.LayerRegistrationError, match="Dense"):
         bridge.register_layer(nn.Dense, ScaleNorm)
-    assert _source.counterpart_of(nn.Dense) is nnx.Linear
+    assert _document.counterpart_of(nn.Dense) is nnx.Linear
 
 
 @pytest.mark.parametrize("swapped", [True, False])

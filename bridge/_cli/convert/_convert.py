@@ -12,8 +12,8 @@ from flax import nnx
 from flax.core import meta
 
 from bridge import checkpoint
-from bridge._cli import _checkpoints, _conversion, _rules_file
-from bridge._cli._result import Result
+from bridge._cli import _checkpoints, _command, _conversion
+from bridge._cli._output import Result
 from bridge._errors import CheckpointError
 from bridge.checkpoint import _publish, _save, _single_files
 from bridge.checkpoint._stored import parts
@@ -26,7 +26,7 @@ def converted(arguments: argparse.Namespace) -> Result:
     be read, what is at OUT is not replaced, the format cannot hold the values, or writing fails;
     what was there is then unchanged.
     """
-    rules = _rules_file.load(arguments.rules)
+    rules = _command.load_rules(arguments.rules)
     contents = _checkpoints.read(arguments.checkpoint, arguments.within, arguments.layout)
     plan = None
     if arguments.model or rules is not None:

@@ -10,11 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from flax import nnx
 
-from bridge._cli import _checkpoints, _conversion, _rules_file
+from bridge._cli import _checkpoints, _command, _conversion
 from bridge._cli._checkpoints import CheckpointContents, text_of
-from bridge._cli._input_errors import InputError
-from bridge._cli._output import new_table, short_shape
-from bridge._cli._result import Result
+from bridge._cli._command import InputError
+from bridge._cli._output import Result, new_table, short_shape
 from bridge._conversion.neutral import Path
 from bridge._randomness.typed_keys import is_key, to_bits
 from bridge.parity._numbers import Compared, Tolerance, compare, lacking
@@ -31,7 +30,7 @@ def compared(arguments: argparse.Namespace) -> Result:
     Raises CheckpointError if one of them cannot be read, PortError if the Linen checkpoint does not
     fit `--model`, and InputError if there is no Linen checkpoint to convert.
     """
-    rules = _rules_file.load(arguments.rules)
+    rules = _command.load_rules(arguments.rules)
     contents = [
         _checkpoints.read(arguments.a, arguments.a_within or arguments.within, arguments.a_layout),
         _checkpoints.read(arguments.b, arguments.b_within or arguments.within, arguments.b_layout),

@@ -11,8 +11,7 @@ import numpy as np
 
 from bridge import checkpoint
 from bridge._cli import _checkpoints
-from bridge._cli._output import byte_text, new_table, short_shape
-from bridge._cli._result import Result
+from bridge._cli._output import Result, byte_text, new_table, short_shape
 from bridge.checkpoint import LeafLayout
 from bridge.checkpoint._source import Source, read_from
 

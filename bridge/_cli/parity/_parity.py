@@ -16,9 +16,9 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge import parity, port
-from bridge._cli import _rules_file, _target
-from bridge._cli._input_errors import InputError
-from bridge._cli._result import Result
+from bridge._cli import _command, _target
+from bridge._cli._command import InputError
+from bridge._cli._output import Result
 
 _PORTED = """\
 --port has placed the values by rules, names and shapes, which may mislead. --suggest in its place
@@ -31,7 +31,7 @@ def compared(arguments: argparse.Namespace) -> Result:
     Raises InputError if a TARGET gives no model or no inputs are known, and PortError if, with
     `--port`, the values of A do not fit B.
     """
-    rules = _rules_file.load(arguments.rules)
+    rules = _command.load_rules(arguments.rules)
     with (
         _target.opened(arguments.a, arguments) as make_a,
         _target.opened(arguments.b, arguments) as make_b,

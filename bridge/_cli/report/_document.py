@@ -41,14 +41,23 @@ counterpart), false for one that Flax ships and that has none, and null otherwis
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import pathlib
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bridge._conversion.neutral import Path
+from flax import linen as nn
 
-from ._source import counterpart_of, import_path, is_part, source_of
-from ._tree import ModuleEntry, Size, above
+from bridge._cli._command import is_of_user
+from bridge._conversion.neutral import Path
+from bridge._layers.table import layer_of_linen
+
+from ._tree import ModuleEntry, above
+
+_PUBLIC = ("flax.linen", "flax.nnx")
 
 
 def document_of(target: str, modules: Sequence[ModuleEntry]) -> dict[str, Any]:
@@ -115,8 +124,8 @@ def _entries(modules: Sequence[ModuleEntry]) -> Iterator[dict[str, Any]]:
             "depth": len(around),
             "class": None if module.cls is None else _name(module.cls),
             "kind": str(module.kind),
-            "own": _size(module.own),
-            "total": _size(module.total),
+            "own": dataclasses.asdict(module.own),
+            "total": dataclasses.asdict(module.total),
             "migrated": module.share,
             "source": None if module.cls is None else source_of(module.cls, directory),
             "counterpart": {
@@ -131,5 +140,46 @@ def _name(cls: type) -> str:
     return cls.__qualname__.rpartition("<locals>.")[2]
 
 
-def _size(size: Size) -> dict[str, int]:
-    return {"parameters": size.parameters, "bytes": size.bytes}
+def counterpart_of(cls: type | None) -> type | bool | None:
+    """The NNX class that stands for a Linen class.
+
+    Returns False if Flax ships the Linen class and has no NNX one, and None if nothing is known of
+    the class, so that a port of it is for its owner to write.
+    """
+    if cls is None:
+        return None
+    if (layer := layer_of_linen(cls)) is not None:
+        return layer.nnx or False
+    return False if _is_flax_linen(cls) else None
+
+
+def is_part(cls: type | None) -> bool:
+    """Whether a class is a part of Flax's own layers that programs cannot name."""
+    return cls is not None and _is_flax_linen(cls) and getattr(nn, cls.__name__, None) is not cls
+
+
+def import_path(cls: type) -> str:
+    """The path to import a class by; for Flax's the public one."""
+    for package in _PUBLIC:
+        if getattr(sys.modules.get(package), cls.__name__, None) is cls:
+            return f"{package}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _is_flax_linen(cls: type) -> bool:
+    return cls.__module__.startswith(f"{nn.__name__}.")
+
+
+@functools.cache
+def source_of(cls: type, directory: pathlib.Path) -> Mapping[str, str | int | None]:
+    """What to import a class by; if its file is the user's and below `directory`, file and line."""
+    place = {"import_path": import_path(cls), "file": None, "line": None}
+    try:
+        file = pathlib.Path(inspect.getfile(cls)).resolve()
+        if is_of_user(str(file)):
+            line = inspect.getsourcelines(cls)[1]
+            return {**place, "file": file.relative_to(directory).as_posix(), "line": line}
+    except (OSError, TypeError, ValueError):
+        # Without a file, as in a notebook, or outside of the directory.
+        pass
+    return place

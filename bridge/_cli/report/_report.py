@@ -10,9 +10,8 @@ import jax
 from rich.text import Text
 
 from bridge._cli import _target
-from bridge._cli._input_errors import InputError
-from bridge._cli._output import byte_text, html_of, new_table
-from bridge._cli._result import Result
+from bridge._cli._command import InputError
+from bridge._cli._output import Result, byte_text, html_of, new_table
 from bridge._html_page import page_of
 
 from ._document import document_of

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 from flax import linen as nn
 
 from bridge._cli import _target
-from bridge._cli._input_errors import InputError
-from bridge._cli._output import new_table
-from bridge._cli._result import Result
+from bridge._cli._command import InputError
+from bridge._cli._output import Result, new_table
 from bridge._nnx_in_linen.implemented_by import is_implemented
 from bridge.rewrite import Rewrite, RewriteError
 from bridge.rewrite._function import entry, rewrite_entries
