@@ -13,22 +13,74 @@ import optax
 from flax import linen as nn
 from flax import nnx
 
-from bridge._errors import ConversionError, InvalidRngsError, ParityError
+from bridge._errors import (
+    ConversionError,
+    InvalidOptionsError,
+    InvalidRngsError,
+    ParityError,
+    did_you_mean,
+    listed,
+    shown,
+)
 
-from . import _sections, _training
+from . import _sections
 from ._divergence import compare_layers
 from ._layouts import layouts_of
 from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Observing, Request, model_of
-from ._numbers import table_of
-from ._options import Options, chosen_sections
+from ._numbers import Tolerance, compare, table_of
 from ._programs import ModelProgram
 from ._recorder import Trace, trace
 from ._report import SECTIONS, Report, Section
-from ._sections import Sides, has_state
-from ._training import projection
+from ._sections import Sides, has_state, projection
 
 _P = ParamSpec("_P")
 CheckedModel: TypeAlias = nnx.Module | tuple[nn.Module, Mapping[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of `parity.check` that few programs need.
+
+    Attributes:
+      a_kwargs: keyword arguments only for `a`.
+      b_kwargs: keyword arguments only for `b`.
+      loss: output -> scalar, for gradients and steps. By default the mean of all float outputs,
+        each element with a random weight.
+      steps: how many optimizer steps are made on both sides; any adds the section `steps`.
+      optimizer: for the steps; by default SGD with momentum. Adam is not suitable: it divides each
+        gradient by its own size, so gradients that are only rounding errors make steps as large as
+        others.
+      tolerances: an `rtol` or a `Tolerance` by dtype, which replaces the default. 0 requires equal
+        values, which two models with the same operations have.
+      dtypes: whether another dtype counts as a difference where the values agree, also in the
+        output of a layer.
+      jit: whether gradients, updated state and steps are compiled, one program for each model.
+        Layers, and the outputs with them, are run without compilation; if neither layers nor fields
+        are compared, outputs come from the program. A model that JAX cannot trace is not compiled,
+        and the report says so.
+      axis_sizes: sizes of the named axes that the models reduce over, as
+        `BatchNorm(axis_name='batch')` does. Every member of an axis gets the same inputs.
+
+    Example::
+
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from bridge import parity
+      >>> model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+      >>> options = parity.Options(steps=3, tolerances={"float32": 0})
+      >>> parity.check(model, nnx.clone(model), jnp.ones((2, 3)), options=options).ok
+      True
+    """
+
+    a_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    b_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    loss: Callable[[Any], Any] | None = None
+    steps: int = 0
+    optimizer: optax.GradientTransformation | None = None
+    tolerances: Mapping[Any, float | Tolerance] = dataclasses.field(default_factory=dict)
+    dtypes: bool = True
+    jit: bool = True
+    axis_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def check(
@@ -113,31 +165,34 @@ def check(
     if rngs is not None and not isinstance(rngs, Mapping):
         raise InvalidRngsError(rngs, "parity.check")
     options = Options() if options is None else options
-    chosen = chosen_sections(sections, options, gradients=gradients)
-    own = [{**(kwargs or {}), **extra} for extra in (options.a_kwargs, options.b_kwargs)]
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((inputs, own))):
+    chosen = _chosen_sections(sections, options, gradients=gradients)
+    modes = TRAINING_MODES if train else EVALUATION
+    requests = [
+        Request(inputs, {**(kwargs or {}), **own}, method, rngs, modes, dict(options.axis_sizes))
+        for own in (options.a_kwargs, options.b_kwargs)
+    ]
+    arrays = jax.tree.leaves((inputs, [request.kwargs for request in requests]))
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays):
         raise ConversionError("parity.check expected arrays, found shapes: both models run")
     models = model_of(a, "a"), model_of(b, "b")
-    modes = TRAINING_MODES if train else EVALUATION
-
-    def requests(modes: Mapping[str, Any]) -> tuple[Request, Request]:
-        axes = dict(options.axis_sizes)
-        first, second = (Request(inputs, kwargs, method, rngs, modes, axes) for kwargs in own)
-        return first, second
-
-    given = requests(modes)
-    is_told = any(m.names_mode(r) for m, r in zip(models, given, strict=True))
-    updating = requests(modes if train or is_told else UPDATING)
+    is_told = any(m.names_mode(request) for m, request in zip(models, requests, strict=True))
     is_observed = bool(chosen & {"layers", "fields"})
-    loss = options.loss or projection
     first, second = (
-        ModelProgram(model, request, update, loss, _wanted(chosen, model, is_observed))
-        for model, request, update in zip(models, given, updating, strict=True)
+        ModelProgram(
+            model,
+            request,
+            modes if train or is_told else UPDATING,
+            options.loss or projection,
+            _wanted(chosen, model, is_observed),
+        )
+        for model, request in zip(models, requests, strict=True)
     )
-    layouts, table = layouts_of(*models, rules), table_of(options.tolerances)
-    sides = Sides(models, (first, second), layouts, table, options.dtypes)
-    traces = _run(sides, given, jit=options.jit, is_observed=is_observed)
-    layers = compare_layers(traces, layouts, table, dtypes=options.dtypes) if traces else None
+    table = table_of(options.tolerances)
+    measure = functools.partial(compare, table=table, dtypes=options.dtypes)
+    layouts = layouts_of(*models, rules)
+    sides = Sides((first, second), layouts, measure)
+    traces = _run(sides.programs, jit=options.jit, is_observed=is_observed)
+    layers = compare_layers(traces, layouts, measure) if traces else None
     outputs = [t.output for t in traces] or [p.first().output for p in sides.programs]
     optimizer = options.optimizer or optax.sgd(1e-2, momentum=0.9)
     makers: Mapping[str, Callable[[], Section]] = {
@@ -146,9 +201,9 @@ def check(
         "outputs": lambda: _sections.outputs(sides, *outputs),
         "layers": lambda: _sections.layers(layers, traces),
         "fields": lambda: _sections.fields(layers, is_advisory=sections is None),
-        "gradients": lambda: _training.gradients(sides),
+        "gradients": lambda: _sections.gradients(sides),
         "state": lambda: _sections.state(sides),
-        "steps": lambda: _training.steps(sides, options.steps, optimizer),
+        "steps": lambda: _sections.steps(sides, options.steps, optimizer),
         "partition specs": lambda: _sections.partition_specs(sides),
     }
     made = [
@@ -165,23 +220,63 @@ def check(
     )
 
 
-def _run(sides: Sides, requests: Sequence[Request], *, jit: bool, is_observed: bool) -> list[Trace]:
+def _chosen_sections(
+    sections: Iterable[str] | None, options: Options, *, gradients: bool
+) -> Set[str]:
+    """The names of what is compared.
+
+    `sections` has the names that the caller gave, and `gradients` counts if that is None. Raises
+    InvalidOptionsError if a name is unknown, a number is too small, or an option has no use.
+    """
+    if not isinstance(options, Options):
+        raise InvalidOptionsError([f"options: found {shown(options)}, expected a parity.Options"])
+    steps = options.steps
+    if sections is None:
+        chosen = {*SECTIONS} - {"steps"} - (set() if gradients else {"gradients"})
+    else:
+        chosen = {sections} if isinstance(sections, str) else {*sections}
+    problems: list[str] = []
+    if unknown := sorted(map(str, chosen - {*SECTIONS})):
+        hints = sorted({did_you_mean(name, SECTIONS) for name in unknown} - {""})
+        found = f"sections: found {listed(unknown)}, expected some of {listed(SECTIONS)}"
+        problems.append(". ".join([found, *hints]))
+    if steps < 0:
+        problems.append(f"steps: found {steps}, expected a number from 0 on")
+    if ("steps" in chosen or options.optimizer is not None) and not steps:
+        problems.append("sections, optimizer: say how many steps are made: steps=3")
+    chosen |= {"steps"} if steps else set()
+    if options.loss is not None and not chosen & {"gradients", "steps"}:
+        problems.append("loss: neither gradients nor steps are compared")
+    problems += [
+        f"axis_sizes: found {size} for {name!r}, expected a number from 1 on"
+        for name, size in options.axis_sizes.items()
+        if size < 1
+    ]
+    if problems:
+        raise InvalidOptionsError(problems)
+    return chosen
+
+
+def _run(programs: Sequence[ModelProgram], *, jit: bool, is_observed: bool) -> list[Trace]:
     """Runs both models; what is compiled is compiled while layers are observed."""
     traces: list[Trace] = []
     with ThreadPoolExecutor(2) as pool:
-        for program in sides.programs:
+        for program in programs:
             if jit and program.wanted:
                 program.start(pool)
         if is_observed:
-            traces = [_traced(*side) for side in zip(sides.models, requests, strict=True)]
-        for program in sides.programs:
+            traces = [_traced(program) for program in programs]
+        for program in programs:
             program.first()
     return traces
 
 
-def _traced(model: Model, request: Request) -> Trace:
+def _traced(program: ModelProgram) -> Trace:
+    model = program.model
+
     def run(observing: Observing) -> Any:
-        return model.run(model.values, dataclasses.replace(request, observing=observing))[0]
+        request = dataclasses.replace(program.request, observing=observing)
+        return model.run(model.values, request)[0]
 
     return trace(run)
 

@@ -11,16 +11,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ._fields import FieldDifference, dropout_rate, field_differences
-from ._layouts import Layouts
-from ._numbers import Compared, Tolerance, compare, has_nan, worst
-from ._pairs import paired
+from ._layouts import Layouts, paired
+from ._numbers import Compared, nan_count, worst
 from ._recorder import LayerCall, Trace
 
 _NO_LAYER = "no such layer"
@@ -94,12 +93,12 @@ class Layers:
 
 
 def compare_layers(
-    traces: Sequence[Trace], layouts: Layouts, table: Mapping[str, Tolerance], *, dtypes: bool
+    traces: Sequence[Trace], layouts: Layouts, measure: Callable[..., Compared]
 ) -> Layers:
     """Compares what the layers of two models did.
 
-    `traces` are those of the reference and of the other model, `table` has tolerances by dtype
-    name. With `dtypes`, another dtype is a difference.
+    `traces` are those of the reference and of the other model. `measure` is `compare` with the
+    tolerances of the check.
     """
     pairs, only_a, only_b = paired(traces[0], traces[1], layouts)
     calls: list[Divergence] = []
@@ -109,7 +108,7 @@ def compare_layers(
         own, layer = _fields_of(x, y), _layer(x, y)
         fields[layer] = tuple(dict.fromkeys((*fields.get(layer, ()), *own)))
         place = _place(x, y)
-        inputs, output = _worst(place, x, y, table, dtypes=dtypes)
+        inputs, output = _worst(place, x, y, measure)
         if output is None:
             not_comparable += bool(x.outputs or y.outputs)
             continue
@@ -126,7 +125,7 @@ def compare_layers(
                 dropout_rate=max(dropout_rate(call.fields)[1] for call in (x, y)),
             )
         )
-        if not nan_from and _has_nan(x.outputs, y.outputs) and not _has_nan(x.inputs):
+        if not nan_from and all(map(_has_nan, (x.outputs, y.outputs))) and not _has_nan(x.inputs):
             nan_from = place
     return Layers(
         tuple(call.output for call in calls),
@@ -208,9 +207,7 @@ def _worst(
     place: str,
     x: LayerCall,
     y: LayerCall,
-    table: Mapping[str, Tolerance],
-    *,
-    dtypes: bool,
+    measure: Callable[..., Compared],
 ) -> tuple[Compared | None, Compared | None]:
     """The worst of the inputs and of the outputs of two calls, None if nothing is comparable."""
     found = []
@@ -218,7 +215,7 @@ def _worst(
         names = [(name, name) for name in a if name in b]
         # In order if no names are the same.
         pairs = [(a[m], b[n]) for m, n in names or zip(a, b, strict=False)]
-        found.append([compare(place, _as(m, n), n, table, dtypes=dtypes) for m, n in pairs])
+        found.append([measure(place, _as(m, n), n) for m, n in pairs])
     inputs, outputs = found
     of_one_shape = [c for c in inputs if c.is_of_one_shape]
     if len(of_one_shape) < len(inputs):
@@ -279,6 +276,5 @@ def _text(call: LayerCall) -> str:
     return ("/".join(call.path) or "the model itself") + method
 
 
-def _has_nan(*sides: Mapping[str, Any]) -> bool:
-    """Whether every one of these has a NaN somewhere."""
-    return all(any(has_nan(value) for value in values.values()) for values in sides)
+def _has_nan(values: Mapping[str, Any]) -> bool:
+    return any(map(nan_count, values.values()))

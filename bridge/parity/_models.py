@@ -139,10 +139,6 @@ class Model(abc.ABC):
         names = parameters[1 : 1 + len(request.inputs)]
         return not UPDATING.keys().isdisjoint({*names, *request.kwargs})
 
-    def modes_of(self, request: Request) -> Mapping[str, Any]:
-        """The modes that a call sets on Linen modules: none if an argument gives them."""
-        return {} if self.names_mode(request) else request.modes
-
 
 class LinenModel(Model):
     """A Linen module and its variables."""
@@ -168,7 +164,7 @@ class LinenModel(Model):
         function = function_of(module, request.method if self.is_linen else None)
         if not self.is_linen and request.method is not None:
             kwargs["nnx_method"] = request.method
-        modes = self.modes_of(request)
+        modes = {} if self.names_mode(request) else request.modes
         state = {a[0] for a in values if not is_of(a, nnx.Param, nnx.Intermediate)}
         call = _train_eval.filled(module, module, function, request.inputs, kwargs, modes)
         with _train_eval.applied(call.modes), _quiet(modes), self._naming_the_model():

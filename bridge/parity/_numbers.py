@@ -107,25 +107,13 @@ def compare(
     *,
     floor: float = 0.0,
     dtypes: bool = True,
-    nan_agrees: bool = True,
 ) -> Compared:
     """Compares two leaves.
 
     The reference `a` and its counterpart `b` are arrays, typed keys or any other objects. `floor`
     is the least magnitude that `rtol` is relative to. With `dtypes`, another dtype is a difference.
-    With `nan_agrees`, NaN on both sides at the same places is agreement.
+    NaN on both sides at the same places is agreement.
     """
-    found = _compare(place, a, b, table, floor=floor, dtypes=dtypes)
-    if nan_agrees or not found.ok or not has_nan(a):
-        return found
-    missing = int(np.isnan(widened(on_host(a))).sum())
-    note = f"NaN on both sides in {missing} of {a.size} elements"
-    return dataclasses.replace(found, verdict="nan", note=note)
-
-
-def _compare(
-    place: str, a: Any, b: Any, table: Mapping[str, Tolerance], *, floor: float, dtypes: bool
-) -> Compared:
     if not is_comparable(a) or not is_comparable(b):
         if is_comparable(a) or is_comparable(b):
             note = f"{_kind(a)} against {_kind(b)}"
@@ -170,6 +158,15 @@ def _compare(
     )
 
 
+def nan_shows_nothing(found: Compared, a: Any) -> Compared:
+    """A comparison with the reference `a`, with the verdict `nan` if both sides agree in NaN."""
+    count = nan_count(a) if found.ok else 0
+    if not count:
+        return found
+    note = f"NaN on both sides in {count} of {a.size} elements"
+    return dataclasses.replace(found, verdict="nan", note=note)
+
+
 def lacking(place: str, *, in_b: bool, value: Any) -> Compared:
     """A value that one of the two models does not have."""
     shape = tuple(value.shape) if is_comparable(value) else None
@@ -203,14 +200,11 @@ def on_host(value: Any) -> np.ndarray[Any, Any]:
     return np.asarray(to_bits(value))
 
 
-def has_nan(value: Any) -> bool:
-    """Whether there is a NaN in an array."""
-    return (
-        is_comparable(value)
-        and not is_key(value)
-        and jnp.issubdtype(value.dtype, jnp.inexact)
-        and bool(np.isnan(widened(on_host(value))).any())
-    )
+def nan_count(value: Any) -> int:
+    """How many elements of an array are NaN."""
+    if not is_comparable(value) or is_key(value) or not jnp.issubdtype(value.dtype, jnp.inexact):
+        return 0
+    return int(np.isnan(widened(on_host(value))).sum())
 
 
 def magnitude(value: Any) -> float:

@@ -7,7 +7,7 @@ and the programs of both models are compiled beside each other, while the layers
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -49,7 +49,8 @@ class Results:
 class ModelProgram:
     """A model, and what is to be known about it, as one function of its values.
 
-    `wanted` has names of fields of `Results`. `note` says why it is not compiled though it was to
+    `updating` are the modes of the call that updates state. `wanted` has names of fields of
+    `Results`. `note` says why it is not compiled though it was to
     be, and `state_note` why the updated state is not known; they are empty if there is no reason.
     """
 
@@ -57,15 +58,14 @@ class ModelProgram:
         self,
         model: Model,
         request: Request,
-        updating: Request,
+        updating: Mapping[str, Any],
         loss: Callable[[Any], Any],
         wanted: Set[str],
     ):
-        self.model = model
+        self.model, self.request = model, request
         self.wanted = wanted
         self.note = self.state_note = ""
-        self._request, self._updating = request, updating
-        self._loss = loss
+        self._updating, self._loss = updating, loss
         self._compiled: Future[Any] | None = None
         self._first: Results | None = None
 
@@ -86,7 +86,7 @@ class ModelProgram:
     def __call__(self, values: Neutral) -> Results:
         """What the program computes for values."""
         if self._compiled is None:
-            return self.computed(values, self._request.given)
+            return self.computed(values, self.request.given)
         given = self._given(values)
         if self._signature != _signature(values, given):
             with ThreadPoolExecutor(1) as pool:
@@ -97,7 +97,7 @@ class ModelProgram:
 
     def _given(self, values: Neutral) -> Apart:
         """The arrays that the program is a function of."""
-        return apart(([leaf.value for leaf in values.values()], self._request.given))
+        return apart(([leaf.value for leaf in values.values()], self.request.given))
 
     def _compile(self, values: Neutral, pool: ThreadPoolExecutor) -> None:
         """Begins to compile the program for values of one structure."""
@@ -123,14 +123,15 @@ class ModelProgram:
 
         The values are arrays or tracers.
         """
-        request, updating = self._request.with_given(given), self._updating.with_given(given)
+        request = self.request.with_given(given)
         output, gradients, after = None, {}, values
         if self.wanted - {"state"}:
             output, gradients, after = self._differentiated(values, request)
         state: Neutral = {}
         if "state" in self.wanted:
             try:
-                is_known = updating.modes == request.modes and self.wanted & {"gradients", "after"}
+                updating = dataclasses.replace(request, modes=self._updating)
+                is_known = self._updating == request.modes and self.wanted & {"gradients", "after"}
                 state = after if is_known else self.model.run(values, updating)[1]
             except flax_errors.InvalidRngError as error:
                 self.state_note = f"not compared, {self.model.name} needs a key: {error}"

@@ -169,8 +169,8 @@ def _as_text(report: Report, whole: bool) -> str:
 
 def _headline(report: Report) -> str:
     """The verdict, with the sections that it comes from."""
-    nan = [s.name for s in report.sections if _is_nan(s)]
-    differing = [s.name for s in report.sections if not s.ok and s.name not in nan]
+    nan = [s.name for s in report.sections if _verdict(s) == "NaN"]
+    differing = [s.name for s in report.sections if _verdict(s) == "DIFFERS"]
     told = []
     if differing:
         told.append(f"they DIFFER in {', '.join(differing)}")
@@ -181,11 +181,6 @@ def _headline(report: Report) -> str:
     if not told:
         return f"they agree, but for {fields}" if advised else "they agree"
     return "; ".join([*told, *([f"{fields} not alike"] if advised else [])])
-
-
-def _is_nan(section: Section) -> bool:
-    """Whether a section fails for nothing but NaN on both sides."""
-    return not section.ok and all(c.verdict == "nan" for c in section.differing)
 
 
 def _summary(report: Report) -> Table:
@@ -297,10 +292,8 @@ def _number(value: float | None) -> str:
 
 
 def _verdict(section: Section) -> str:
-    if _is_nan(section):
-        return "NaN"
     if not section.ok:
-        return "DIFFERS"
+        return "NaN" if all(c.verdict == "nan" for c in section.differing) else "DIFFERS"
     if section.name == "fields" and section.compared:
         return "advice" if section.differing else "equal"
     if not section.compared:

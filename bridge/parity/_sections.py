@@ -3,45 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from flax.core import meta
+from flax.traverse_util import flatten_dict
 from jax.sharding import PartitionSpec
 
 import registry
 from bridge._conversion import linen_leaves
-from bridge._conversion.neutral import Address, Leaf, Neutral
+from bridge._conversion.neutral import Address, Leaf, Neutral, nest
 from bridge._rules.numbers import folded
 from bridge._sharding.specs import mesh_spec
 
 from ._divergence import Layers
 from ._layouts import AddressedValues, Layouts, as_text, by_text
 from ._models import Model, is_of
-from ._numbers import Compared, Tolerance, compare, lacking
-from ._programs import ModelProgram
+from ._numbers import Compared, is_comparable, lacking, magnitude, nan_shows_nothing
+from ._programs import ModelProgram, with_values
 from ._recorder import Trace
 from ._report import Section
 
 _MOST_PLACES = 8
-NOT_COMPARED = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
+# A gradient that is all rounding, as that of a bias below a norm, is small beside the others.
+_FLOOR = 0.1
+_SEED = 20240229
+_NOT_COMPARED = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sides:
     """Two models, how they correspond, and how their values are compared.
 
-    With `dtypes`, another dtype is a difference.
+    `measure` is `compare` with the tolerances of the check.
     """
 
-    models: tuple[Model, Model]
     programs: tuple[ModelProgram, ModelProgram]
     layouts: Layouts
-    table: Mapping[str, Tolerance]
-    dtypes: bool
+    measure: Callable[..., Compared]
 
     def compare(
         self,
@@ -49,48 +53,39 @@ class Sides:
         b: AddressedValues,
         floor: float = 0.0,
         *,
-        zeros: bool = False,
-        nan_agrees: bool = True,
+        are_weights: bool = False,
     ) -> Iterator[Compared]:
         """Compares values of `a`, in `a`'s layout, with values of `b`.
 
-        With `zeros`, what only `b` has a place for is compared with the zeros that it has to be.
-        `floor` is the least magnitude that tolerances are relative to. With `nan_agrees`, NaN on
-        both sides is agreement.
+        Of weights, what only `b` has a place for is compared with the zeros that it has to be, and
+        NaN on both sides is agreement. `floor` is the least magnitude that tolerances are relative
+        to.
         """
         converted, found = self.layouts.convert(a), by_text(b)
         for address, value in converted.items():
             place = self.layouts.place(address)
-            if address in found:
-                if zeros or self.layouts.sources.get(address):
-                    yield from self.leaves(place, value, found[address], floor, nan_agrees)
-            else:
+            if address not in found:
                 yield lacking(place, in_b=False, value=value)
+            elif are_weights or self.layouts.sources.get(address):
+                yield from self.leaves(place, value, found[address], floor, nan_agrees=are_weights)
         # What a plan has no source for is a problem of the plan, or `b`'s own.
         for address in [x for x in found if x not in converted and self.layouts.plan is None]:
             yield lacking(self.layouts.place(address), in_b=True, value=found[address])
 
     def leaves(
-        self, place: str, a: Any, b: Any, floor: float = 0.0, nan_agrees: bool = True
+        self, place: str, a: Any, b: Any, floor: float = 0.0, *, nan_agrees: bool = False
     ) -> Iterator[Compared]:
         """Compares two trees leaf by leaf."""
         mine, other = leaves_of(a), leaves_of(b)
-        for path in [*mine, *(path for path in other if path not in mine)]:
+        for path in mine | other:
             where = f"{place}{path}"
             if path not in other:
                 yield lacking(where, in_b=False, value=mine[path])
             elif path not in mine:
                 yield lacking(where, in_b=True, value=other[path])
             else:
-                yield compare(
-                    where,
-                    mine[path],
-                    other[path],
-                    self.table,
-                    floor=floor,
-                    dtypes=self.dtypes,
-                    nan_agrees=nan_agrees,
-                )
+                found = self.measure(where, mine[path], other[path], floor=floor)
+                yield found if nan_agrees else nan_shows_nothing(found, mine[path])
 
 
 def port_plan(layouts: Layouts) -> Section:
@@ -101,13 +96,13 @@ def port_plan(layouts: Layouts) -> Section:
 
 def weights(sides: Sides) -> Section:
     """The values that the models were given with: parameters and state."""
-    a, b = (values_of(model.values, *NOT_COMPARED) for model in sides.models)
-    return Section("weights", tuple(sides.compare(a, b, zeros=True)))
+    a, b = (values_of(p.model.values, *_NOT_COMPARED) for p in sides.programs)
+    return Section("weights", tuple(sides.compare(a, b, are_weights=True)))
 
 
 def outputs(sides: Sides, a: Any, b: Any) -> Section:
     """What a call returns."""
-    return Section("outputs", tuple(sides.leaves("output", a, b, nan_agrees=False)))
+    return Section("outputs", tuple(sides.leaves("output", a, b)))
 
 
 def layers(found: Layers | None, traces: Sequence[Trace]) -> Section:
@@ -145,12 +140,12 @@ def _listed(places: Iterable[str]) -> str:
 
 def has_state(model: Model) -> bool:
     """Whether a model has values that are not parameters and that a call may update."""
-    return bool(values_of(model.values, nnx.Param, *NOT_COMPARED))
+    return bool(values_of(model.values, nnx.Param, *_NOT_COMPARED))
 
 
 def state(sides: Sides) -> Section:
     """What a call with updates leaves in the collections that are not parameters."""
-    kept = [values_of(model.values, nnx.Param, *NOT_COMPARED) for model in sides.models]
+    kept = [values_of(p.model.values, nnx.Param, *_NOT_COMPARED) for p in sides.programs]
     if not any(kept):
         return Section("state", note="neither model has any")
     after, is_updated = [], False
@@ -160,11 +155,11 @@ def state(sides: Sides) -> Section:
             return Section("state", note=program.state_note)
         own = {address: values[address].value for address in before}
         after.append(own)
-        changes = (c for x in before for c in sides.leaves("", before[x], own[x]))
+        changes = (c for x in before for c in sides.leaves("", before[x], own[x], nan_agrees=True))
         is_updated |= any(c.verdict != "bitwise" for c in changes)
     if not is_updated:
         return Section("state", note=_NOT_UPDATED)
-    return Section("state", tuple(sides.compare(after[0], after[1], nan_agrees=False)))
+    return Section("state", tuple(sides.compare(after[0], after[1])))
 
 
 _NOT_UPDATED = (
@@ -173,11 +168,74 @@ _NOT_UPDATED = (
 )
 
 
+def gradients(sides: Sides) -> Section:
+    """The gradients of the loss by parameter."""
+    a, b = (program.first().gradients for program in sides.programs)
+    compared = tuple(sides.compare(a, b, _floor(a)))
+    return Section("gradients", compared, "; ".join(p.note for p in sides.programs if p.note))
+
+
+def _floor(values: AddressedValues) -> float:
+    return _FLOOR * max(map(magnitude, jax.tree.leaves(list(values.values()))), default=0.0)
+
+
+def steps(sides: Sides, count: int, optimizer: optax.GradientTransformation) -> Section:
+    """Parameters and state after each step of training, until one differs."""
+    runs = [training(program, optimizer) for program in sides.programs]
+    compared: tuple[Compared, ...] = ()
+    for step, (a, b) in enumerate(zip(*runs, strict=True), 1):
+        compared = tuple(sides.compare(a, b, _floor(a)))
+        if not all(c.ok for c in compared):
+            return Section("steps", compared, f"step {step} of {count} is the first to differ")
+        if step == count:
+            break
+    return Section("steps", compared, f"values after step {count}; those before it agree too")
+
+
+def training(
+    program: ModelProgram, optimizer: optax.GradientTransformation
+) -> Iterator[AddressedValues]:
+    """Parameters and state of a model after each step, without end."""
+    values, results = program.model.values, program.first()
+    memory = None
+    while True:
+        parameters = _nested({x: values[x].value for x in results.gradients})
+        memory = optimizer.init(parameters) if memory is None else memory
+        updates, memory = optimizer.update(_nested(results.gradients), memory, parameters)
+        new = flatten_dict(optax.apply_updates(parameters, updates))
+        changed = {(c, path): new[c, *map(str, path)] for c, path in results.gradients}
+        values = with_values(results.after, changed)
+        yield values_of(values, *_NOT_COMPARED)
+        results = program(values)
+
+
+def projection(output: Any) -> Any:
+    """The default loss: the mean of every float output, each element with a random weight.
+
+    Random weights, because a plain sum has the same gradient in many places, which would hide
+    what is swapped.
+    """
+    real = jax.dtypes.canonicalize_dtype(float)
+    total = jnp.zeros((), real)
+    for number, leaf in enumerate(leaves_of(output).values()):
+        if is_comparable(leaf) and leaf.size and jnp.issubdtype(leaf.dtype, jnp.inexact):
+            kind = jnp.promote_types(leaf.dtype, real)
+            key = jax.random.fold_in(jax.random.key(_SEED), number)
+            weight = jax.random.normal(key, leaf.shape, kind)
+            total += jnp.mean(jnp.real(leaf.astype(kind) * weight)).astype(real)
+    return total
+
+
+def _nested(values: AddressedValues) -> dict[Any, Any]:
+    """Values as the nested dicts that optimizers take, which sort their keys."""
+    return nest({(c, *path): value for (c, path), value in by_text(values).items()})
+
+
 def partition_specs(sides: Sides) -> Section:
     """The partition spec of every parameter, if either model has any."""
     a, b = (
-        {as_text(x): (_specs_of(x, leaf), leaf.value) for x, leaf in model.values.items()}
-        for model in sides.models
+        {as_text(x): (_specs_of(x, leaf), leaf.value) for x, leaf in p.model.values.items()}
+        for p in sides.programs
     )
     if not any(spec for specs, _ in (*a.values(), *b.values()) for spec in specs):
         return Section("partition specs", note="neither model has any")

@@ -15,7 +15,7 @@ from flax import nnx
 
 import bridge
 from bridge import parity
-from bridge.parity import _training
+from bridge.parity import _sections
 from bridge.parity._models import TRAINING_MODES, Request, model_of
 from bridge.parity._programs import ModelProgram
 from tests.parity.parity_models import (
@@ -341,8 +341,8 @@ def test_training_steps_carry_the_running_statistics_along(linen, native, kind):
     model = model_of(linen if kind == "linen" else native, "a")
     request = Request((X,), {}, None, keys, TRAINING_MODES)
     wanted = {"gradients", "after"}
-    program = ModelProgram(model, request, request, _training.projection, wanted)
-    still = _training.training(program, optax.sgd(0.0))
+    program = ModelProgram(model, request, TRAINING_MODES, _sections.projection, wanted)
+    still = _sections.training(program, optax.sgd(0.0))
 
     next(still)
     after = next(still)
