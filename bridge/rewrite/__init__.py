@@ -9,12 +9,12 @@ from typing import Any as _Any
 
 from ._failures import RewriteError as RewriteError
 from ._function import rewrite as rewrite
-from .publish._functions import FunctionResult as FunctionResult
-from .publish._functions import Training as Training
 from .publish._result import LEVELS as LEVELS
 from .publish._result import ClassResult as ClassResult
+from .publish._result import FunctionResult as FunctionResult
 from .publish._result import Level as Level
 from .publish._result import Rewrite as Rewrite
+from .publish._result import Training as Training
 
 __all__ = [
     "LEVELS",

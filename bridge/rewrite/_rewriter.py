@@ -12,9 +12,8 @@ from .emit._class_text import ClassText
 from .emit._files import SUFFIX, NewFile, modules_of
 from .emit._function_text import FunctionText
 from .observe._entries import Entry
-from .observe._runs import run_entry
+from .observe._runs import Runs, run_entry
 from .observe._trace import Watch
-from .observe._varied_runs import Runs
 from .plan._collect import class_of_program, collect, inside_of
 from .plan._function_plans import FunctionPlan, called_function
 from .plan._plans import ClassPlan, Program, SizeArgument
@@ -27,8 +26,8 @@ from .prove._parts import parts_of
 from .prove._proof import fault_in_place, prove
 from .prove._proven import EntryError, Proof
 from .publish._as_linen import AsLinen
-from .publish._functions import Training
 from .publish._in_place import InPlace
+from .publish._result import Training
 from .syntax._source import watched_lines
 
 _MOST_ROUNDS = 40
@@ -191,7 +190,9 @@ class Rewriter:
                 continue
             try:
                 for base in plan.bases:
-                    _inherit(plan, base)
+                    # What the parent's constructor needs, for the instances of the child.
+                    for name, size in base.sizes.items():
+                        plan.sizes.setdefault(name, SizeArgument(name, dict(size.values)))
                 names = references[plan.source.file]
                 if isinstance(plan, FunctionPlan):
                     written = FunctionText(program, plan, names).written()
@@ -316,9 +317,3 @@ def _is_plain_name(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) or (
         isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     )
-
-
-def _inherit(plan: ClassPlan, base: ClassPlan) -> None:
-    """The sizes that the parent's constructor needs, for the instances of the child."""
-    for name, size in base.sizes.items():
-        plan.sizes.setdefault(name, SizeArgument(name, dict(size.values)))

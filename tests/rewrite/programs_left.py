@@ -220,7 +220,7 @@ class Model(nn.Module):
 """,
     ),
     "partial of an argument": Left(
-        "the NNX counterpart of BatchNorm has no argument force_float32_reductions",
+        "nnx.BatchNorm has no argument force_float32_reductions",
         """
 class Normed(nn.Module):
     norm: Any
@@ -672,7 +672,7 @@ class Model(nn.Module):
 """,
     ),
     "borrows of class": Left(
-        "a function outside the class makes one of its modules",
+        "a function outside the class makes one of its layers",
         """
 import parts.elsewhere
 
@@ -1475,7 +1475,7 @@ class Model(nn.Module):
 """,
     ),
     "a field that is None": Left(
-        "a layer is made in an expression that never ran",
+        "a layer is made in code that never ran",
         """
 class Model(nn.Module):
     norm: Any = None
@@ -1487,7 +1487,7 @@ class Model(nn.Module):
 """,
     ),
     "unrun expression": Left(
-        "a layer is made in an expression that never ran",
+        "a layer is made in code that never ran",
         """
 class Model(nn.Module):
     @nn.compact
@@ -1497,7 +1497,7 @@ class Model(nn.Module):
 """,
     ),
     "unrun lambda": Left(
-        "a layer is made in a statement that never ran",
+        "a layer is made in code that never ran",
         """
 class Model(nn.Module):
     @nn.compact

@@ -27,7 +27,6 @@ ELSEWHERE = {
     "not-asked-for": "test_in_place.py",
     "skipped": "test_writing.py",
     "rewriter-failed": "test_left_linen.py",
-    "no-argument": "test_traps.py",
     "unknown-size": "test_traps.py",
     "around-left": "test_left_linen.py",
     "lacks-argument": "test_traps.py",

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import ast
 import keyword
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flax import linen as nn
 
-from bridge.rewrite.plan._cells import carry_edits
-from bridge.rewrite.plan._function_plans import called_function
+from bridge.rewrite.plan._axes import STACKS
+from bridge.rewrite.plan._function_plans import FunctionPlan, bound, called_function
 from bridge.rewrite.plan._layers import CALL_RENAMES, field_order
+from bridge.rewrite.plan._lifted_functions import calls_inside
+from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._method_plans import MethodPlan
-from bridge.rewrite.plan._options import STACKS
-from bridge.rewrite.plan._plans import Slot
+from bridge.rewrite.plan._plans import ClassPlan, Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, arguments_of, bound_in, is_self
+from bridge.rewrite.syntax._source import (
+    COMPREHENSIONS,
+    Edit,
+    Source,
+    arguments_of,
+    bound_in,
+    is_self,
+    is_shadowed,
+    items_of,
+    names_in,
+    walk_without,
+)
 
 from ._dead import RAISES, dead_blocks, in_place_of
 from ._function_edits import function_edits
 from ._lifted_calls import LiftedCalls
 from ._removals import Removals, inlined
-from ._slot_calls import call_edits, calls_of
-from ._states import States, merged_field
+from ._states import States, carry_edits, merged_field
 from ._tied import Applied, variable_edits
 
 _WIDTH = 100
@@ -95,7 +106,8 @@ class Calls:
             raise NotRewritableError("mode-call", slot.node)
         for call in calls:
             yield from self.adapted(slot, call)
-            yield from self._lifted(slot, call)
+            if slot.lift is not None:
+                yield from self.transformed(slot, call, self._callee(slot, call))
             if call.func is slot.node and slot.lift is None:
                 yield from self._on_one_line(call, target)
         if slot.kind == "variable" and slot.variable:
@@ -129,12 +141,6 @@ class Calls:
         if left + len(target) + end - begin + right < _WIDTH:
             yield Edit(opening, begin, "")
             yield Edit(end, closing, "")
-
-    def _lifted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
-        """A call of a layer under lifted transforms."""
-        if slot.lift is None:
-            return
-        yield from self.transformed(slot, call, self._callee(slot, call))
 
     def _callee(self, slot: Slot, call: ast.Call) -> str:
         """The layer that a call calls, as the call has it."""
@@ -204,15 +210,8 @@ class Calls:
 
     def _reads(self, names: set[str], slot: Slot) -> bool:
         """Whether the method reads names anywhere but in a slot."""
-        stack: list[ast.AST] = list(self.method.node.body)
-        while stack:
-            node = stack.pop()
-            if node is slot.node:
-                continue
-            if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
-                return True
-            stack.extend(ast.iter_child_nodes(node))
-        return False
+        left = walk_without(self.method.node.body, lambda node: node is slot.node)
+        return any(isinstance(node, ast.Name) and names_in(node) & names for node in left)
 
     def _is_conditional(self, slot: Slot) -> bool:
         for each in self.source.ancestors(slot.node):
@@ -344,3 +343,76 @@ def _counter(loop: Any) -> str | None:
         ):
             return target.elts[0].id
     return None
+
+
+def calls_of(plan: ClassPlan, slot: Slot) -> Iterator[ast.Call]:
+    """The calls, by the expression itself or its variable."""
+    parent = plan.source.parents[slot.node]
+    if isinstance(parent, ast.Call) and parent.func is slot.node:
+        yield parent
+    if slot.variable:
+        for each in ast.walk(slot.method):
+            if (
+                isinstance(each, ast.Call)
+                and isinstance(each.func, ast.Name)
+                and each.func.id == slot.variable
+                and not is_shadowed(plan.source, each, slot.variable, slot.method)
+            ):
+                yield each
+    yield from calls_inside(slot)
+
+
+def item_calls(slots: Sequence[Slot], method: Method) -> Iterator[tuple[Slot, ast.Call]]:
+    """The calls of layers under lifted transforms that are in a list."""
+    lists = {n: s for s in slots if s.lift for n in [_list_of(method, s)] if n}
+    for node in ast.walk(method.node):
+        if not isinstance(node, ast.Call):
+            continue
+        own: Any = node.func
+        if isinstance(own, ast.Name):
+            values = _values_of(method.source, own)
+        else:
+            values = own.value if isinstance(own, ast.Subscript) else None
+        if values is not None and is_self(values) and values.attr in lists:  # pyright: ignore
+            yield lists[values.attr], node  # pyright: ignore
+
+
+def _values_of(source: Source, name: ast.Name) -> ast.expr | None:
+    """The list that the innermost loop around a name takes it from."""
+    for around in source.ancestors(name):
+        loops = [around] if isinstance(around, ast.For) else getattr(around, "generators", ())
+        for loop in loops:
+            for each, values in items_of(loop.target, loop.iter):
+                if isinstance(each, ast.Name) and each.id == name.id:
+                    return values
+    return None
+
+
+def _list_of(method: Method, slot: Slot) -> str | None:
+    """The attribute of the list that a slot alone fills."""
+    statement = method.source.statement_of(slot.node)
+    if (
+        isinstance(statement, ast.Assign)
+        and is_self(statement.targets[0])
+        and statement.value is not slot.node
+    ):
+        return statement.targets[0].attr  # pyright: ignore
+    return None
+
+
+def call_edits(source: Source, node: ast.Call, plan: FunctionPlan) -> Iterator[Edit]:
+    """A call without the arguments that the constructor got."""
+    keywords: dict[ast.expr, ast.keyword] = {k.value: k for k in node.keywords}
+    parts: list[tuple[Any, bool]] = [
+        (keywords.get(value, value), name in plan.known) for name, value in bound(plan, node)
+    ]
+    parts.sort(key=lambda part: source.start(part[0]))
+    for index, (part, is_dropped) in enumerate(parts):
+        if not is_dropped:
+            continue
+        if any(not gone for _, gone in parts[:index]):
+            yield Edit(source.end(parts[index - 1][0]), source.end(part), "")
+        elif index + 1 < len(parts):
+            yield Edit(source.start(part), source.start(parts[index + 1][0]), "")
+        else:
+            yield Edit(source.start(part), source.end(part), "")

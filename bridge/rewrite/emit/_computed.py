@@ -12,10 +12,10 @@ from bridge.rewrite.plan._computed import Computed, set_attributes
 from bridge.rewrite.plan._plans import Lines
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_self, names_in
+from bridge.rewrite.syntax._source import Edit, bound_in, is_self, names_in, walk_without
 
-from ._dead import blocks_of
 from ._lines import as_text
+from ._removals import removed
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.FunctionDef, ast.Import, ast.ImportFrom)
 
@@ -48,34 +48,15 @@ class Properties:
             else:
                 gone.add(each)
         gone |= self._unread(gone)
-        blocks = [each for each in ast.walk(self.setup) if isinstance(each, ast.If)]
-        for each in reversed(blocks):
-            if gone.issuperset([*each.body, *each.orelse]):
-                gone.add(each)
-        for each in gone:
-            parent = self.source.parents[each]
-            block = next(block for block in blocks_of(parent) if each in block)
-            if isinstance(parent, ast.If) and parent not in gone and gone.issuperset(block):
-                yield self.source.edit(each, "pass")
-            else:
-                above = len(self.source.comments_above(each))
-                begin = self.source.offset(each.lineno - above, 0)
-                yield Edit(begin, self.source.lines_of(each).end, "")
+        yield from removed(self.source, gone, self.setup)
 
     def _unread(self, gone: set[ast.stmt]) -> set[ast.stmt]:
         """The statements that only these read."""
         found: set[ast.stmt] = set()
         while True:
             away = {*gone, *found, *self.computed.statements}
-            loads: set[str] = set()
-            stack: list[ast.AST] = list(self.setup.body)
-            while stack:
-                node = stack.pop()
-                if node in away:
-                    continue
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                    loads.add(node.id)
-                stack.extend(ast.iter_child_nodes(node))
+            left = walk_without(self.setup.body, away.__contains__)
+            loads = set().union(*(names_in(node) for node in left if isinstance(node, ast.Name)))
             kept = [each for each in self.computed.slots if self.computed.statements]
             loads |= set().union(set(), *map(names_in, kept))
             read = set().union(set(), *map(names_in, self.computed.statements))

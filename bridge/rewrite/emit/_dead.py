@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from bridge.rewrite.plan._function_plans import functions_in
@@ -31,7 +31,7 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
     Raises NotRewritableError if such a layer is in an expression.
     """
     found: list[list[ast.stmt]] = []
-    lines = method.program.records.lines.get(method.source.file, set())
+    lines = method.lines
     made = {s.node for s in (*method.slots, *method.own_slots)}
     apart = {*functions_in(method.program, method.source, method.node), *method.plan.maker_methods}
     for node in ast.walk(method.node):
@@ -74,7 +74,7 @@ class DeadChoice(NamedTuple):
 
 def dead_choices(method: Method) -> list[DeadChoice]:
     """Such expressions, each the whole value of an assignment."""
-    lines = method.program.records.lines.get(method.source.file, set())
+    lines = method.lines
     made = {s.node for s in method.slots}
     found: list[DeadChoice] = []
     for node in ast.walk(method.node):
@@ -104,7 +104,7 @@ def _makes(method: Method, node: ast.Call) -> bool:
             return True
     if is_never_called(method, node) or _is_of_none(method, node):
         return True
-    lines = method.program.records.lines.get(method.source.file, set())
+    lines = method.lines
     return (isinstance(node.func, ast.Call) and node.lineno not in lines) or (
         is_self(node.func, "param") or is_self(node.func, "variable")
     )
@@ -147,7 +147,7 @@ def is_never_called(method: Method, node: ast.Call) -> bool:
     )
 
 
-def _block_of(method: Method, statement: ast.AST, lines: set[int]) -> list[ast.stmt] | None:
+def _block_of(method: Method, statement: ast.AST, lines: Collection[int]) -> list[ast.stmt] | None:
     """The outermost block around a statement that did not run."""
     best: list[ast.stmt] | None = None
     while statement is not method.node:
@@ -159,7 +159,7 @@ def _block_of(method: Method, statement: ast.AST, lines: set[int]) -> list[ast.s
                 best = [s for s in block if not is_docstring(s)]
         statement = parent
     if best is None:
-        raise NotRewritableError("statement-not-run", statement)
+        raise NotRewritableError("expression-not-run", statement)
     return best
 
 
@@ -170,6 +170,11 @@ def in_place_of(source: Source, block: list[ast.stmt], text: str) -> Edit:
         body: Any = block[0]
         text = f"else:\n{' ' * body.body[0].col_offset}{text}"
     return Edit(begin, source.end(block[-1]), text)
+
+
+def block_of(source: Source, node: ast.stmt) -> list[ast.stmt]:
+    """The list of statements that a statement is in."""
+    return next(block for block in blocks_of(source.parents[node]) if node in block)
 
 
 def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:

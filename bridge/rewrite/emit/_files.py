@@ -16,7 +16,7 @@ from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._plans import Program
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Source, bound_in, is_import, names_in
+from bridge.rewrite.syntax._source import Source, bound_in, imported_from, is_import, names_in
 
 SUFFIX = "_nnx"
 
@@ -144,7 +144,7 @@ class NewFile:
         has_linen = "_linen." in text
         imports = [each for each in imports if _is_used(each, text)]
         added = []
-        if "nnx." in text and not any(_binds(each, "nnx") for each in imports):
+        if "nnx." in text and not any("nnx" in bound_in(ast.parse(each)) for each in imports):
             added.append("from flax import nnx")
         added += [f"import {name}" for name in ("bridge", "registry") if f"{name}." in text]
         if self._old_classes:
@@ -262,12 +262,7 @@ class NewFile:
         return {made.name_in_file} if made is not None and is_class else {name}
 
     def _absolute(self, statement: ast.ImportFrom) -> str:
-        if not statement.level:
-            return statement.module or ""
-        package = self.namespace.get("__package__") or ""
-        parts = package.split(".")
-        parts = parts[: len(parts) - statement.level + 1]
-        return ".".join([*parts, *([statement.module] if statement.module else [])])
+        return imported_from(statement, self.namespace.get("__package__") or "")
 
 
 def names_of(text: str) -> list[str]:
@@ -338,10 +333,6 @@ def _is_used(statement: str, text: str) -> bool:
     tree = ast.parse(statement)
     used = set(names_of(text))
     return bool(bound_in(tree) & used) or "*" in statement
-
-
-def _binds(statement: str, name: str) -> bool:
-    return name in bound_in(ast.parse(statement))
 
 
 def modules_of(program: Program) -> dict[str, Any]:

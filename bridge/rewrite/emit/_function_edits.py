@@ -11,13 +11,11 @@ from typing import Any
 
 from flax import linen as nn
 
-from bridge.rewrite.plan._axes import Axes, axis_texts
+from bridge.rewrite.plan._axes import PASSED, STACKS, Axes, axis_texts, check_options, metadata
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._options import PASSED, STACKS, check_options
 from bridge.rewrite.plan._plans import FunctionLift
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.plan._stacking import metadata
 from bridge.rewrite.syntax._source import Edit
 
 _WIDTH = 100
@@ -59,14 +57,11 @@ class _Transform:
         options += self._passed()
         if not isinstance(self.node, ast.Call):
             yield self.source.edit(self.node, f"nnx.{self.kind}")
-        elif self._is_partial():
+        elif self.method.references.is_partial(self.node):
             yield self.source.edit(self.node, f"nnx.{self.kind}({', '.join(options)})")
         else:
             yield self.source.edit(self.node.func, f"nnx.{self.kind}")
             yield from self._arguments(self.node, options)
-
-    def _is_partial(self) -> bool:
-        return isinstance(self.node, ast.Call) and self.method.references.is_partial(self.node)
 
     def _check(self) -> None:
         """Whether the function is one that NNX's transform takes as Linen's does."""

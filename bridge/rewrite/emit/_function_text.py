@@ -21,9 +21,9 @@ from bridge.rewrite.syntax._source import (
 )
 
 from ._calls import Calls
+from ._class_text import size_arguments
 from ._lines import as_text
 from ._setup import Setup
-from ._signature import size_arguments
 
 _WIDTH = 100
 

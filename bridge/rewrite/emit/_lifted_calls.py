@@ -8,10 +8,9 @@ import inspect
 from flax import linen as nn
 
 from bridge.rewrite.observe._records import Lifted
+from bridge.rewrite.plan._axes import PASSED, STACKS, metadata
 from bridge.rewrite.plan._lift import Lift
-from bridge.rewrite.plan._options import PASSED, STACKS
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.plan._stacking import metadata
 from bridge.rewrite.syntax._source import names_in
 
 from ._lines import chosen, part_text

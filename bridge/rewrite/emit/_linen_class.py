@@ -62,12 +62,11 @@ def linen_class_text(plan: ClassPlan, interface: Interface) -> str:
     if node.decorator_list:
         raise UnfitError("it has a decorator")
     declared = {*declared_methods(plan)}
-    gone = {n.name for n in node.body if isinstance(n, FUNCTIONS[:2]) and not _stays(n, declared)}
+    functions = [n for n in node.body if isinstance(n, FUNCTIONS[:2])]
+    gone = {n.name for n in functions if n not in declared and not _is_kept(n)}
     edits: list[Edit] = []
     fields = {field.name for field in plan.fields}
-    for each in node.body:
-        if not isinstance(each, FUNCTIONS[:2]):
-            continue
+    for each in functions:
         if each in declared:
             edits += _shortened(source, each)
         elif _is_kept(each):
@@ -88,10 +87,6 @@ def linen_class_text(plan: ClassPlan, interface: Interface) -> str:
         lines.append("    pass")
     body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
     return f"{_decorator(interface)}\n{body}"
-
-
-def _stays(node: ast.AST, declared: set[ast.FunctionDef]) -> bool:
-    return node in declared or _is_kept(node)
 
 
 def _is_kept(node: ast.AST) -> bool:

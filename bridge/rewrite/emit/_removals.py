@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
 
 from bridge.rewrite.plan._function_plans import bound, called_function, functions_in
 from bridge.rewrite.plan._method import Method
@@ -12,14 +11,16 @@ from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import (
     Edit,
+    Source,
     bound_in,
     is_docstring,
     is_shadowed,
     names_in,
     set_in,
+    walk_without,
 )
 
-from ._dead import blocks_of
+from ._dead import block_of, blocks_of
 
 
 class Removals:
@@ -83,7 +84,7 @@ class Removals:
                 ):
                     yield self.source.edit(each, f"{slot.holder}.{slot.attribute}")
             self.removed.add(self.source.statement_of(slot.node))
-        yield from self._deletions()
+        yield from removed(self.source, self.removed, self.method.node)
         for statement, text in self.insertions:
             begin = self.source.start(statement)
             yield Edit(begin, begin, f"{text}\n{' ' * statement.col_offset}")
@@ -128,55 +129,46 @@ class Removals:
                 found |= slot.lift.reads()
         for text in self.items:
             found |= names_in(ast.parse(text, mode="eval"))
-        stack: list[Any] = list(self.method.node.body)
-        made = transforms(self.method)
-        while stack:
-            node = stack.pop()
-            if node in skipped or node in slots or node in made:
-                continue
-            is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-            if is_read and not is_shadowed(self.source, node, node.id, self.method.node):
+        apart = {*skipped, *slots, *transforms(self.method)}
+        for node in walk_without(self.method.node.body, apart.__contains__):
+            if (
+                isinstance(node, ast.Name)
+                and isinstance(node.ctx, ast.Load)
+                and not is_shadowed(self.source, node, node.id, self.method.node)
+            ):
                 found.add(node.id)
-            stack.extend(ast.iter_child_nodes(node))
         return found
 
-    def _deletions(self) -> Iterator[Edit]:
-        """The lines of what is removed; a block that is left empty goes too."""
-        whole = set(self.removed)
-        while True:
-            more = {
-                node
-                for node in ast.walk(self.method.node)
-                if isinstance(node, ast.If | ast.For | ast.With)
-                and node not in whole
-                and all(each in whole for block in blocks_of(node) for each in block)
-            }
-            if not more:
-                break
-            whole |= more
-        for node in whole:
-            parent = self.source.parents[node]
-            if parent in whole:
-                continue
-            block = next(b for b in blocks_of(parent) if node in b)
-            if all(each in whole for each in block) and parent is not self.method.node:
-                if node is block[0]:
-                    yield Edit(self.source.start(block[0]), self.source.end(block[-1]), "pass")
-                continue
-            yield self.source_lines(node)
 
-    def source_lines(self, node: ast.stmt) -> Edit:
-        """The whole lines of a statement, with its comments."""
-        begin, end, _ = self.source.lines_of(node, comments=True)
+def removed(
+    source: Source, gone: Collection[ast.stmt], function: ast.FunctionDef
+) -> Iterator[Edit]:
+    """Takes statements of a function away, with their comments; a block left empty goes too."""
+    whole = {*gone}
+    while more := {
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.If | ast.For | ast.With)
+        and node not in whole
+        and all(each in whole for block in blocks_of(node) for each in block)
+    }:
+        whole |= more
+    for node in (each for each in whole if source.parents[each] not in whole):
+        block = block_of(source, node)
+        if whole.issuperset(block) and source.parents[node] is not function:
+            if node is block[0]:
+                yield Edit(source.start(block[0]), source.end(block[-1]), "pass")
+            continue
+        begin, end, _ = source.lines_of(node, comments=True)
+        before = [each for each in block[: block.index(node)] if each not in whole]
         behind = (node.end_lineno or node.lineno) + 1
-        block = next(b for b in blocks_of(self.source.parents[node]) if node in b)
-        before = [each for each in block[: block.index(node)] if each not in self.removed]
         if isinstance(node, ast.FunctionDef) or not before or is_docstring(before[-1]):
             # A blank line is part of a function, and none begins a block.
-            while behind <= len(self.source.lines) and not self.source.lines[behind - 1].strip():
+            last = function.end_lineno or 0
+            while behind <= last and not source.lines[behind - 1].strip():
                 behind += 1
-            end = self.source.offset(behind, 0)
-        return Edit(begin, end, "")
+            end = source.offset(behind, 0)
+        yield Edit(begin, end, "")
 
 
 def _is_plain(node: ast.Assign) -> bool:

@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridge.rewrite.plan._caches import cache_lines
-from bridge.rewrite.plan._containers import CONTAINERS, held_attributes
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._method_plans import SetupPlan
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_self, negated
+from bridge.rewrite.plan._slots import CONTAINERS, held_attributes
+from bridge.rewrite.syntax._source import Edit, bound_in, is_self, names_in, negated, walk_without
 
-from ._calls import Calls
+from ._calls import Calls, item_calls
 from ._computed import Properties
-from ._dead import RAISES, blocks_of, dead_blocks, dead_choices, in_place_of
+from ._dead import RAISES, dead_blocks, dead_choices, in_place_of
 from ._function_edits import function_edits
 from ._lines import wrapped
-from ._removals import transforms
-from ._slot_calls import item_calls
+from ._removals import removed, transforms
 from ._tied import Applied
 
 
@@ -67,7 +66,7 @@ class Setup:
                     self._check_modes(slot)
         edits += self.properties.edits(self.made)
         edits += self._unmade()
-        edits += self._untransformed()
+        edits += removed(self.source, self._gone(), self.method.node)
         edits += self._without_makers()
         edits += function_edits(self.method)
         for statement in body:
@@ -136,33 +135,10 @@ class Setup:
 
     def _where_it_has_weights(self, slot: Slot) -> Iterator[Edit]:
         """The condition around a layer that may be applied to weights of others."""
-        test, statement = self._applied.test(slot), self.source.statement_of(slot.node)
-        if test == "":
-            yield from self._without(statement)
-        elif test is not None:
+        if test := self._applied.test(slot):
+            statement = self.source.statement_of(slot.node)
             begin, blank = self.source.start(statement), " " * (statement.col_offset + 4)
             yield Edit(begin, begin, f"if {test}:\n{blank}")
-
-    def _without(self, statement: ast.stmt) -> Iterator[Edit]:
-        """The removal of a statement, with the conditions in which nothing else is made."""
-        slots = [slot for slot in self.slots if self._applied.test(slot) == ""]
-        gone = [self.source.statement_of(slot.node) for slot in slots]
-        parent = self.source.parents[statement]
-        block = next(each for each in blocks_of(parent) if statement in each)
-        if any(each not in gone for each in block):
-            yield self.source.lines_of(statement)
-        elif isinstance(parent, ast.If) and all(e in gone for b in blocks_of(parent) for e in b):
-            yield from self._without_all(parent) if statement is parent.body[0] else ()
-        elif statement is block[0]:
-            yield Edit(self.source.start(statement), self.source.end(block[-1]), "pass")
-
-    def _without_all(self, node: ast.stmt) -> Iterator[Edit]:
-        """The removal of a condition, and of those around it that are there for it alone."""
-        parent = self.source.parents[node]
-        if isinstance(parent, ast.If) and parent.body == [node] and not parent.orelse:
-            yield from self._without_all(parent)
-        else:
-            yield self.source.lines_of(node)
 
     def _cache(self, slot: Slot) -> Iterator[Edit]:
         """The decode cache, behind the statement that makes the layer."""
@@ -175,29 +151,15 @@ class Setup:
         lines = cache_lines(slot.cache, f"self.{slot.stored}")
         yield Edit(end, end, "".join(f"\n{' ' * (column + 4 * d)}{line}" for d, line in lines))
 
-    def _untransformed(self) -> Iterator[Edit]:
-        """Without the classes that lifted transforms made, which nothing else needs."""
+    def _gone(self) -> set[ast.stmt]:
+        """Layers without weights, and classes of transforms that nothing else needs."""
         gone = transforms(self.method)
-        loads: set[str] = set()
-        stack: list[ast.AST] = list(self.method.node.body)
-        while stack:
-            node = stack.pop()
-            if node in gone or any(node is slot.node.func for slot in self.slots if slot.lift):
-                continue
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                loads.add(node.id)
-            stack.extend(ast.iter_child_nodes(node))
-        gone = {node for node in gone if not bound_in(node) & loads}
-        conditions: set[ast.stmt] = set()
-        for node in gone:
-            around = self.source.parents[node]
-            block = next(b for b in blocks_of(around) if node in b)
-            if not gone.issuperset(block):
-                yield self.source.lines_of(node)
-            elif isinstance(around, ast.If) and gone.issuperset([*around.body, *around.orelse]):
-                conditions.add(around)
-        for node in conditions:
-            yield from self._without_all(node)
+        skipped = {*gone, *(slot.node.func for slot in self.slots if slot.lift)}
+        left = walk_without(self.method.node.body, skipped.__contains__)
+        loads = set().union(*(names_in(node) for node in left if isinstance(node, ast.Name)))
+        made = (slot for slot in self.slots if slot.node in self.made)
+        own = {self.source.statement_of(s.node) for s in made if self._applied.test(s) == ""}
+        return own | {node for node in gone if not bound_in(node) & loads}
 
     def _without_makers(self) -> Iterator[Edit]:
         """Without the functions whose calls stand for the layers that they return."""

@@ -11,13 +11,19 @@ from flax import nnx
 
 from bridge._train_eval import MODE_NAMES
 from bridge.rewrite.observe._records import below
-from bridge.rewrite.plan._cells import is_cell
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_self, names_in
+from bridge.rewrite.syntax._source import (
+    Edit,
+    bound_in,
+    is_docstring,
+    is_self,
+    names_in,
+    walk_without,
+)
 from bridge.rewrite.syntax._taint import STATEFUL
 
-from ._dead import blocks_of
+from ._dead import block_of
 
 # Methods that NNX lacks: those that take or give a tree of variables, and those of one variable.
 _OF_TREES = ("apply", "bind", "clone", "copy", "init", "unbind")
@@ -39,16 +45,6 @@ class States:
         self.method, self.source, self.plan = method, method.source, method.plan
         self.notes: list[tuple[int, str]] = []
         self.dead = {statement for block in dead for statement in block}
-
-    def _nodes(self) -> Iterator[ast.AST]:
-        """What ran."""
-        stack: list[ast.AST] = list(self.method.node.body)
-        while stack:
-            node = stack.pop()
-            if node in self.dead:
-                continue
-            yield node
-            stack.extend(ast.iter_child_nodes(node))
 
     def _handed_on(self, node: ast.Attribute) -> Iterator[Edit]:
         """A method that a function is given, or that is called by another name."""
@@ -85,7 +81,7 @@ class States:
 
         Raises NotRewritableError if a call has no counterpart.
         """
-        for node in self._nodes():
+        for node in walk_without(self.method.node.body, self.dead.__contains__):
             if isinstance(node, ast.Attribute) and is_self(node):
                 yield from self._handed_on(node)
             if isinstance(node, ast.If) and merged_field(node) in self.plan.mode_fields:
@@ -151,7 +147,7 @@ class States:
             program = self.method.program
             layer = program.layer_of(program.records.base_of(slot.makings[0].cls))
             is_it = cell is slot.node or (isinstance(cell, ast.Name) and cell.id == slot.variable)
-            is_own = is_cell(self.method.program.records.base_of(slot.makings[0].cls))
+            is_own = _is_cell(self.method.program.records.base_of(slot.makings[0].cls))
             if not is_it or not (layer or is_own) or slot.linen:
                 continue
             if len(node.args) != 2 or node.keywords:
@@ -262,7 +258,7 @@ def branch_edits(method: Method, node: ast.If, *, value: bool) -> Iterator[Edit]
     `value` is the value of its condition. Returns None if the statement has to stay as it is.
     """
     source = method.source
-    block = next(b for b in blocks_of(source.parents[node]) if node in b)
+    block = block_of(source, node)
     kept, gone = (node.body, node.orelse) if value else (node.orelse, node.body)
     makers = {source.statement_of(slot.node) for slot in method.slots}
     if not _is_simple([*kept, *gone]) or makers & {*kept, *gone}:
@@ -296,3 +292,35 @@ def _is_simple(statements: list[ast.stmt]) -> bool:
         )
         for each in statements
     )
+
+
+def _is_cell(cls: type | None) -> bool:
+    """Whether a class is a cell."""
+    return cls is not None and issubclass(cls, nn.RNNCellBase)
+
+
+def carry_edits(method: Method) -> Iterator[Edit]:
+    """The edits of the method that makes a cell's first carry.
+
+    Raises NotRewritableError if the method takes other arguments than Flax's cells do.
+    """
+    node, source = method.node, method.source
+    if node.name != "initialize_carry" or not _is_cell(method.plan.cls):
+        return
+    given = node.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args)]
+    if len(names) != 3 or given.kwonlyargs or given.vararg or given.kwarg or given.defaults:
+        raise NotRewritableError("carry-signature", node)
+    _, key, shape = given.args
+    text = source.render(shape, list(method.references.edits(shape)))
+    streams = "rngs" if key.arg != "rngs" else "streams"
+    begin, end = source.start(key), source.end(shape)
+    yield Edit(begin, end, f"{text}, {streams}: nnx.Rngs | None = None, carry_init=None")
+    deletion = f"del {key.arg}"
+    body = [e for e in node.body if not (isinstance(e, ast.Delete) and ast.unparse(e) == deletion)]
+    yield from (source.lines_of(each) for each in node.body if each not in body)
+    if body and any(key.arg in names_in(each) for each in body):
+        statement = next(each for each in body if not is_docstring(each))
+        start = source.start(statement)
+        made = f"{key.arg} = (nnx.Rngs(0) if {streams} is None else {streams})()"
+        yield Edit(start, start, f"{made}\n{' ' * statement.col_offset}")

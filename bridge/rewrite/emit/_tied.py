@@ -14,6 +14,7 @@ from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
 from bridge.rewrite.syntax._source import (
     Edit,
     arguments_of,
+    is_none,
     is_self,
     names_in,
     negated,
@@ -29,7 +30,7 @@ def variable_edits(method: Method) -> Iterator[Edit]:
     Raises NotRewritableError if this is not one array of a rewritten class.
     """
     source = method.source
-    lines = method.program.records.lines.get(source.file, set())
+    lines = method.lines
     for node in ast.walk(method.node):
         if not (isinstance(node, ast.Attribute) and node.attr == "variables"):
             continue
@@ -243,16 +244,12 @@ def _choices(method: ast.FunctionDef, name: str | None) -> Iterator[ast.expr]:
                 [s.value for s in block if isinstance(s, ast.Assign) and name in set_in(s)]
                 for block in (node.body, node.orelse)
             ]
-            if all(ends) and any(_is_none(values[-1]) for values in ends):
+            if all(ends) and any(is_none(values[-1]) for values in ends):
                 yield node.test
         if isinstance(node, ast.keyword | ast.Assign) and isinstance(node.value, ast.IfExp):
             own = node.arg == name if isinstance(node, ast.keyword) else name in set_in(node)
-            if own and (_is_none(node.value.body) or _is_none(node.value.orelse)):
+            if own and (is_none(node.value.body) or is_none(node.value.orelse)):
                 yield node.value.test
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _is_alike(

@@ -226,11 +226,6 @@ def _scaled(value: Any, factors: _Factors) -> Any:
     return value
 
 
-def branches(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[tuple[nn.Module, Any]]:
-    """Models with one flag changed in each, or with a longer list of sizes."""
-    return variations(module, inputs, flags_alone=True)
-
-
 def _spec(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array | np.ndarray):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

@@ -184,8 +184,9 @@ class Instance:
 
     @property
     def uses(self) -> list[Called]:
-        """The calls that the program made; Flax calls `setup` before the first one."""
-        return [each for each in self.calls if each.method != "setup"]
+        """The calls that the program made as they began; Flax calls `setup` before the first."""
+        own = (each for each in self.calls if each.method != "setup")
+        return sorted(own, key=lambda each: each.began)
 
 
 @dataclasses.dataclass

@@ -1,8 +1,10 @@
-"""Runs a Linen model under a `Watch`: `init`, and a step of a model that decodes."""
+"""Runs a Linen model under a `Watch`: every entry, a step of one that decodes, other sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,10 +13,19 @@ from flax import linen as nn
 from bridge._errors import BridgeError
 from bridge.rewrite._failures import RewriteError, said
 
-from ._entries import Entry
+from ._entries import (
+    Entry,
+    Varied,
+    combined,
+    difference,
+    is_flag,
+    shaped,
+    training_kwargs,
+    variations,
+)
 from ._snapshots import is_array
 from ._steps import COLLECTION, choices, step
-from ._trace import Watch
+from ._trace import Watch, WatchedLines
 
 
 def run_entry(watch: Watch, entry: Entry) -> int:
@@ -91,3 +102,75 @@ def _step(watch: Watch, run: int, module: nn.Module, called: Any) -> None:
             continue
         watch.records.steps[run] = cut
         return
+
+
+_SECONDS_FOR_VARIATIONS = 20.0
+_MOST_VARIATIONS = 24
+
+
+class Runs:
+    """The runs, and what was seen in them.
+
+    `watched` has the lines of a file before which something is recorded. `on_progress` is called
+    with a line of text at each stage. `watch` is what was seen, `varied` has the runs with other
+    sizes, and `notes` has remarks on the runs for the report.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        inside: Callable[[str], bool],
+        watched: Callable[[str], WatchedLines],
+        on_progress: Callable[[str], None],
+    ) -> None:
+        self.entries, self.on_progress = entries, on_progress
+        self.watch = Watch(inside, watched)
+        self.varied: list[Varied] = []
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        """Runs everything."""
+        for number, entry in enumerate(self.entries):
+            self.on_progress(f"tracing entry {number + 1}")
+            run_entry(self.watch, shaped(entry))
+        self._vary()
+
+    def _vary(self) -> None:
+        started = time.process_time()
+        for index, entry in enumerate(self.entries):
+            module = entry.make()
+            training = training_kwargs(entry)
+            if training is not None and self._traced(entry, None, entry.inputs, training) is None:
+                self.notes.append("the model was not traced in training: it raised")
+                self.watch.records.untrained.add(index)
+            is_varied = False
+            for apart in (True, False):
+                together = combined(module, entry.inputs, apart=apart)
+                run = None if together is None else self._traced(entry, *together, entry.kwargs)
+                if together is not None and run is not None:
+                    is_varied = True
+                    self._keep(run, entry, *together, "other sizes")
+                    break
+            every = variations(module, entry.inputs, flags_alone=is_varied)
+            for number, (changed, inputs) in enumerate(every):
+                if time.process_time() - started > _SECONDS_FOR_VARIATIONS or (
+                    number >= _MOST_VARIATIONS
+                ):
+                    self.notes.append("not all sizes were varied: it would have taken too long")
+                    return
+                self.on_progress(f"tracing with other sizes, {number + 1}")
+                run = self._traced(entry, changed, inputs, entry.kwargs)
+                if run is not None:
+                    what = ", ".join(difference(module, changed)) or "other inputs"
+                    self._keep(run, entry, changed, inputs, what)
+
+    def _traced(self, entry: Entry, changed: Any, inputs: Any, kwargs: Any) -> int | None:
+        """The number of a run, None if it raised."""
+        try:
+            return run(self.watch, changed or entry.make(), inputs, kwargs, entry.method)
+        except Exception:
+            return None
+
+    def _keep(self, run: int, entry: Entry, changed: Any, inputs: Any, what: str) -> None:
+        own = dataclasses.replace(entry, make=lambda: changed, inputs=inputs)
+        self.varied.append(Varied(run, own, what, is_flag(what)))

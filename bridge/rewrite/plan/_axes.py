@@ -1,16 +1,20 @@
-"""Writes the axes that NNX's `scan` and `vmap` need for a module's variables, by collection."""
+"""The options and axes of lifted transforms, and the layers that they stack, as NNX has them."""
 
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 from flax import linen as nn
 
 from bridge._conversion.collections import OUTPUTS
 from bridge.rewrite.observe._records import Lifted, Making, Path, Records, below
 
+from ._method import Method
+from ._plans import Slot
 from ._refusals import NotRewritableError
 from ._variables import type_text
 
@@ -161,3 +165,127 @@ def _text(axes: dict[str, str], keys: str) -> str:
     if keys == _CARRY:
         parts.append(f"nnx.RngState: {_CARRY}")
     return f"nnx.StateAxes({{{', '.join([*parts, f'...: {rest}'])}}})"
+
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "remat": {"variables": True, "rngs": True, "concrete": False, "methods": None},
+    "jit": {
+        "variables": True,
+        "rngs": True,
+        "donate_argnums": (),
+        "device": None,
+        "backend": None,
+        "methods": None,
+        "static_argnames": (),
+    },
+    "scan": {"data_transform": None, "methods": None},
+    "vmap": {"methods": None},
+    "cond": {"variables": True, "rngs": True},
+    "switch": {"variables": True, "rngs": True},
+    "while_loop": {},
+}
+PASSED: Mapping[str, Mapping[str, Any]] = {
+    "remat": {"prevent_cse": True, "policy": None},
+    "jit": {},
+    "scan": {"reverse": False, "unroll": 1},
+    "vmap": {"axis_name": None, "spmd_axis_name": None},
+}
+STACKS = {"scan": "length", "vmap": "axis_size"}
+"""The transforms that may stack variables, with how the number is called."""
+
+
+def check_options(lifted: Lifted) -> None:
+    """Looks for what NNX's transform does not have.
+
+    Raises NotRewritableError if there is any.
+    """
+    for name, default in _DEFAULTS[lifted.kind].items():
+        if lifted.options.get(name, default) not in (default, None):
+            raise NotRewritableError("transform-option", kind=lifted.kind, option=name)
+
+
+def of_functions(method: Method, slot: Slot, made: str, *, wraps: bool) -> str:
+    """What makes a layer that functions under transforms are given, or that is made in one.
+
+    `method` is the method that the constructor's part is of. `made` is the expression that makes
+    one layer. With `wraps`, something in the layer stays Linen. Raises NotRewritableError if NNX's
+    transforms do not do the same.
+    """
+    if slot.functions and (wraps or slot.linen):
+        raise NotRewritableError("transform-of-linen", slot.node)
+    for each in reversed(slot.functions):
+        if each.lifted.is_stacking:
+            keywords = each.node.keywords if isinstance(each.node, ast.Call) else []
+            length = (k.value for k in keywords if k.arg == STACKS[each.lifted.kind])
+            made = stacked(method, slot, each.lifted, made, each.node, next(length, None))
+    return made
+
+
+def stacked(
+    method: Method,
+    slot: Slot,
+    lifted: Lifted,
+    made: str,
+    call: ast.AST | None,
+    length: ast.expr | None,
+) -> str:
+    """The expression that makes the layers of a transform.
+
+    `method` is the method that the constructor's part is of. `made` is the expression that makes
+    one layer, `call` is the call of the transform, and `length` is the expression for the number of
+    layers. Raises NotRewritableError if NNX's transforms do not do the same.
+    """
+    records = method.program.records
+    texts = axis_texts(call, lambda node: _axis_text(method, slot, node))
+    axes = Axes(records, lifted, [(m.run, m.path or ()) for m in slot.makings], texts)
+    options = [] if axes.made == "0" else [f"out_axes={axes.made}"]
+    if lifted.options.get("metadata_params"):
+        options.append(metadata(lifted))
+    inside = ", ".join([f"lambda rngs: {made}", *options])
+    keys = "broadcast" if axes.is_shared else "split"
+    return f"nnx.vmap({inside})(rngs.{keys}({_length(method, slot, lifted, length)}))"
+
+
+def _axis_text(method: Method, slot: Slot, node: ast.expr) -> str:
+    if method.node not in method.source.ancestors(node):
+        raise NotRewritableError("transform-setup-axis", node)
+    return method.init_text(node, slot.makings)
+
+
+def metadata(lifted: Lifted) -> str:
+    """The metadata of the new axis for NNX's transform.
+
+    Raises NotRewritableError if the metadata is more than a name.
+    """
+    given = dict(lifted.options["metadata_params"])
+    name = given.get(nn.PARTITION_NAME)
+    if set(given) != {nn.PARTITION_NAME} or not isinstance(name, str | None):
+        raise NotRewritableError("transform-metadata", kind=lifted.kind)
+    text = "None" if name is None else json.dumps(name)
+    return f"transform_metadata={{nnx.PARTITION_NAME: {text}}}"
+
+
+def _length(method: Method, slot: Slot, lifted: Lifted, node: ast.expr | None) -> str:
+    name = STACKS[lifted.kind]
+    if node is not None and method.node in method.source.ancestors(node):
+        return method.init_text(node, slot.makings)
+    value = lifted.options.get(name)
+    if node is None and isinstance(value, int):
+        return repr(value)
+    records = method.program.records
+    values = [_measured(records, m.run, m.path or (), lifted) for m in slot.makings]
+    if len(set(values)) == 1:
+        # An argument of the call that is as long, such as a batch, says nothing.
+        return method.named(slot.makings, values, slot.node) or repr(values[0])
+    return method.solve(slot.makings, values, name, slot.loops, slot.node)
+
+
+def _measured(records: Records, run: int, path: Path, lifted: Lifted) -> Any:
+    """How many there are, by the variables."""
+    stacks = records.stacks_above(run, path)
+    index = next(i for i, each in enumerate(stacks) if each.site == lifted.site)
+    inside = below(records.variables[run], path, stacks[:index])
+    for collection, axis in stacks[index].axes.items():
+        for leaf in jax.tree.leaves(inside.get(collection, ())):
+            return leaf.shape[axis]
+    raise NotRewritableError("transform-empty", kind=lifted.kind)

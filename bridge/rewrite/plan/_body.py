@@ -20,11 +20,12 @@ from bridge.rewrite.syntax._source import (
     negated,
     set_in,
 )
+from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._caches import cache_lines
-from ._conditions import Conditions
+from ._conditions import condition
 from ._constructors import made_text
-from ._known_loops import Loop, known_loop
+from ._kept_sizes import Loop
 from ._method import Method
 from ._plans import Lines, Slot
 from ._refusals import NotRewritableError
@@ -39,7 +40,6 @@ class Slice:
         self.method, self.source, self.plan = method, method.source, method.plan
         self.kept: set[ast.stmt] = set()
         self.texts: dict[ast.Call, str] = {}
-        self.conditions = Conditions(method)
 
     def lines(self) -> Lines:
         """The lines, with their depth of indentation."""
@@ -229,24 +229,48 @@ class Slice:
     def _loop(
         self, target: ast.expr, values: ast.expr, body: Sequence[tuple[int, str]] = ()
     ) -> Loop:
-        method = self.method
         read = set(_WORD.findall("\n".join(text for _, text in body)))
 
-        def sized(item: ast.expr, own: ast.expr) -> Loop | None:
-            found = method.kept.loop_over(item, own)
-            return found if found is not None and found.target in read else None
-
-        found = known_loop(
-            target,
-            values,
-            method.taint,
-            self.source,
-            lambda node: method.init_text(node, ()),
-            sized,
-        )
+        found = self._known_loop(target, values, read)
         if found is None:
             raise NotRewritableError("loop-of-call", values)
         return found
+
+    def _known_loop(self, target: ast.expr, values: ast.expr, read: set[str]) -> Loop | None:
+        """The part of a loop that a constructor knows, None if there is none.
+
+        `for skip, width in zip(skips, widths)` has `for width in widths`: where there are fewer
+        skips than widths this makes too many layers, which the comparison of weights finds. The
+        loop binds `target` and goes over `values`. `read` has the words of its body.
+        """
+        method, render = self.method, self.source.render
+        if not method.taint.touches(values):
+            return Loop(render(target), method.init_text(values, ()))
+        if not isinstance(values, ast.Call) or not isinstance(values.func, ast.Name):
+            sized = method.kept.loop_over(target, values)
+            return sized if sized is not None and sized.target in read else None
+        name, given = values.func.id, values.args
+        if any(k.arg != "strict" for k in values.keywords):
+            return None
+        if name in SAME_ITEMS and len(given) == 1:
+            found = self._known_loop(target, given[0], read)
+            return found and Loop(found.target, f"{name}({found.values})")
+        if not isinstance(target, ast.Tuple):
+            return None
+        if name == "enumerate" and len(given) == 1 and len(target.elts) == 2:
+            found = self._known_loop(target.elts[1], given[0], read)
+            if found is None:
+                return None
+            return Loop(f"{render(target.elts[0])}, {found.item}", f"enumerate({found.values})")
+        if name == "zip" and len(given) == len(target.elts):
+            pairs = zip(target.elts, given, strict=True)
+            parts = [each for own in pairs if (each := self._known_loop(*own, read)) is not None]
+            if len(parts) < 2:
+                return parts[0] if parts else None
+            options = [render(each) for each in values.keywords]
+            inside = ", ".join([*(each.values for each in parts), *options])
+            return Loop(", ".join(each.item for each in parts), f"zip({inside})")
+        return None
 
     def _if(self, node: ast.If, depth: int) -> Lines:
         inner = depth + 1
@@ -254,7 +278,7 @@ class Slice:
         if not body and not other:
             # Nothing needs the condition, which may need sizes that the constructor lacks.
             return []
-        test = self.conditions.text(node)
+        test = condition(self.method, node)
         if test is None:
             return [(each - 1, text) for each, text in [*body, *other]]
         if not body:
@@ -297,7 +321,7 @@ class Slice:
         return self._headed(f"match {self.method.init_text(node.subject, ())}:", node, found, depth)
 
     def _try(self, node: ast.Try, depth: int) -> Lines:
-        lines = self.method.program.records.lines.get(self.source.file, set())
+        lines = self.method.lines
         caught = any(each.lineno in lines for handler in node.handlers for each in handler.body)
         if caught and any(map(self._makes, node.body)):
             raise NotRewritableError("try-block", node)
@@ -440,15 +464,14 @@ class Slice:
     def _slot(self, slot: Slot, depth: int) -> Lines:
         statement = self.source.statement_of(slot.node)
         made = self.texts[slot.node]
-        used_later = self.local_use(slot)
-        found: Lines = [(depth, line) for line in self._wrap_comment(slot)]
+        found: Lines = [(depth, f"# Stays Linen: {slot.linen.reason}.")] if slot.linen else []
         contexts = self._contexts(slot)
         if self._is_simple_list(slot):
             generators = "".join(self._generator(g) for g in slot.loops[0].generators)  # pyright: ignore
             return [*found, (depth, f"self.{slot.attribute} = nnx.List([{made}{generators}])")]
         for each in contexts:
             if isinstance(each, ast.IfExp):
-                test = self.conditions.text(each)
+                test = condition(self.method, each)
                 is_body = slot.node in set(ast.walk(each.body))
                 if test is not None:
                     found.append((depth, f"if {test if is_body else negated(test)}:"))
@@ -465,16 +488,10 @@ class Slice:
         if slot.cache is not None:
             made = f"self.{slot.attribute}{'[-1]' if slot.is_list else ''}"
             found += cache_lines(slot.cache, made, depth)
-        if used_later:
+        if slot.variable in self.method.used:
+            # Another constructor is given it, by its variable.
             found.append((depth, f"{slot.variable} = self.{slot.attribute}"))
         return found
-
-    def local_use(self, slot: Slot) -> bool:
-        """Whether another constructor is given what a slot makes, by its variable."""
-        return bool(slot.variable and slot.variable in self.method.used)
-
-    def _wrap_comment(self, slot: Slot) -> list[str]:
-        return [f"# Stays Linen: {slot.linen.reason}."] if slot.linen else []
 
     def _generator(self, node: ast.comprehension) -> str:
         loop = self._loop(node.target, node.iter)

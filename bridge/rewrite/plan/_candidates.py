@@ -47,15 +47,15 @@ class Candidate:
 class Candidates:
     """The candidates at each execution of an expression of a method.
 
-    `taint` tells which names of the method a constructor knows. `choices` has the texts of sizes
-    that are a choice of the constructor.
+    `taint` tells which names of the method a constructor knows. `computed` has the texts of sizes
+    that a constructor computes from dimensions.
     """
 
     def __init__(
         self, program: Program, plan: ClassPlan, method: ast.FunctionDef, taint: Taint
     ) -> None:
         self.program, self.plan, self.method, self.taint = program, plan, method, taint
-        self.choices: dict[ast.AST, str] = {}
+        self.computed: dict[ast.AST, str] = {}
         self._by_owner: dict[tuple[int, Any], list[Making]] = {}
         for making in program.records.makings:
             if making.owner is not None and making.kind == "module":
@@ -80,11 +80,11 @@ class Candidates:
                 continue
             loop = slot.loops[-1] if slot.loops else None
             for node, value in self._out_arguments(slot, other):
-                rank = 20 + min(distance, 9)
-                text = self.choices.get(node)
+                text = self.computed.get(node)
                 if self._is_known(node, allowed) and self._is_unchanged(node, other, making):
                     text = self.plan.source.render(node)
                 if text is not None:
+                    rank = 20 + min(distance, 9)
                     yield Candidate(text, value, rank, certain=True, loop=loop)
 
     def _is_unchanged(self, node: ast.AST, before: Making, now: Making) -> bool:

@@ -21,8 +21,7 @@ from bridge.rewrite.syntax._source import Source, is_free, is_self, origins, sou
 from ._class_fields import fields_of, module_default
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
 from ._layers import layer_base
-from ._maker_methods import follow_methods
-from ._makers import find_makers, is_mixed
+from ._makers import find_makers, follow_methods, is_mixed
 from ._plans import ClassPlan, Program, Slot
 from ._references import references_of
 from ._refusals import NotRewritableError, refused
@@ -196,7 +195,7 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
             and not _in_base(making, plan)
             and not _is_free(making, plan)
         ):
-            plan.refuse(refused("outside-module", making.site.span.line))
+            plan.refuse(refused("outside-layer", making.site.span.line))
 
 
 def _is_bound(plan: ClassPlan) -> bool:

@@ -6,17 +6,27 @@ import ast
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from flax import linen as nn
+
+from bridge._layers.table import layer_of_linen
 from bridge.rewrite.observe._records import Instance, Making, below_made
 from bridge.rewrite.syntax._evaluate import partial_of
-from bridge.rewrite.syntax._source import arguments_of, is_fixed, names_in
+from bridge.rewrite.syntax._source import (
+    Edit,
+    arguments_of,
+    binding,
+    is_fixed,
+    is_self,
+    names_in,
+    only_value,
+)
 
+from ._axes import of_functions
 from ._caches import cache_of
-from ._cells import splits_all
-from ._class_checks import check_layer
-from ._fixed_modes import fixed_mode
 from ._flow import last_of
 from ._function_plans import FunctionPlan, bound, called_function
 from ._layers import Layer, field_order, has_next, ordered, seen
@@ -24,12 +34,8 @@ from ._lift import Lift, may_lift
 from ._makers import is_mixed
 from ._method import Method
 from ._plans import CACHE, ClassPlan, Slot
-from ._refusals import LayerNotRewritableError, NotRewritableError, Refusal
-from ._rest_arguments import rest_of
-from ._sequential import check_keywords, unpacked
-from ._stacking import of_functions
+from ._refusals import LayerNotRewritableError, NotRewritableError, Refusal, refused
 from ._variables import variable_text
-from ._wrapping import has_variables, is_named_by_others, kept, kept_layer, why_linen
 
 _IGNORED = ("name", "parent")  # A parent is None where a program writes it.
 
@@ -124,7 +130,9 @@ class Constructor:
             raise NestedLinenError(dataclasses.replace(refusal, line=self.node.lineno))
         if self.slot.functions:
             raise NotRewritableError("transform-of-linen", self.node)
-        if is_named_by_others(cls):
+        row = layer_of_linen(cls)
+        if row is not None and row.kept_by_path is not None:
+            # Only the module around the layer and the layer in it know the variables' names.
             raise NotRewritableError("names-by-layer", self.node, name=cls.__name__)
         return kept(self.method, self.slot, refusal)
 
@@ -391,14 +399,19 @@ class Constructor:
             name in layer.unsupported or layer.refuses_none(next(iter(self.classes)), name)
         ):
             return
-        if name == "split_rngs" and splits_all(self.slot.makings):
+        if name == "split_rngs" and _splits_all(self.slot.makings):
             return
         if name in (*layer.unsupported, *layer.dropped):
             raise LayerNotRewritableError("no-argument", self.node, layer=layer.name, name=name)
         given[layer.renames.get(name, name)] = self.method.init_text(node, self.slot.makings)
 
     def _check_fields(self, layers: Sequence[Layer]) -> None:
-        check_layer(layers[0], self.slot, self._bound())
+        layer, bound = layers[0], self._bound()
+        if layer.name == "GroupNorm" and any(m.made.get("axis_name") for m in self.slot.makings):
+            raise NotRewritableError("named-axis-norm", self.node)
+        for name in layer.unsupported if bound is not None else ():
+            if bound is not None and bound.keywords.get(name) is not None:
+                raise LayerNotRewritableError("no-argument", self.node, layer=layer.name, name=name)
         modes = self.method.modes_of(self.node.func)
         field = self.node.func.attr if isinstance(self.node.func, ast.Attribute) else ""
         brought = set[str]()
@@ -430,3 +443,222 @@ class Constructor:
         bound = self._bound()
         skipped = len(bound.args) if bound is not None else 0
         return list(zip(order[skipped:], self.node.args, strict=False))
+
+
+def why_linen(plan: ClassPlan | None, cls: type) -> Refusal:
+    """Why a class stays Linen at a place."""
+    if plan is None and not cls.__module__.startswith("flax."):
+        return refused("class-elsewhere", name=cls.__name__, module=cls.__module__)
+    if plan is None:
+        return refused("no-counterpart", name=cls.__name__)
+    if plan.refusal is None:
+        return refused("lifted-class", name=cls.__name__)
+    return refused("class-left", name=cls.__name__)
+
+
+def kept(method: Method, slot: Slot, refusal: Refusal, without: Collection[str] = ()) -> str:
+    """The Linen layer in a wrapper.
+
+    `without` has names of arguments that moved to the calls.
+    """
+    slot.linen, slot.cache = refusal, None
+    return f"bridge.ToNNX({method.linen_text(slot.node, without)}, rngs=rngs)"
+
+
+def has_variables(plan: ClassPlan, slot: Slot) -> bool:
+    """Whether an argument of a layer is a local variable that holds a module."""
+    return any(each.outer is slot and each.variable for each in plan.slots.values())
+
+
+def kept_layer(method: Method, slot: Slot, refusal: Refusal, layer: Layer | None) -> str:
+    """One of Flax's layers in a wrapper; modes that only the call knows move to its calls."""
+    modes = {
+        each.arg: each.value
+        for each in slot.constructor.keywords
+        if layer is not None and each.arg in layer.modes and method.taint.touches(each)
+    }
+    slot.modes = {str(name): method.call_text(node) for name, node in modes.items()}
+    return kept(method, slot, refusal, slot.modes)
+
+
+def unpacked(method: Method, slot: Slot) -> str:
+    """The arguments of `nnx.Sequential`: a list that is written out is taken apart."""
+    argument = slot.node.args[0] if slot.node.args else slot.node.keywords[0].value
+    if not isinstance(argument, ast.List | ast.Tuple):
+        return f"*{method.init_text(argument, slot.makings)}"
+    texts = []
+    for each in argument.elts:
+        star, inner = ("*", each.value) if isinstance(each, ast.Starred) else ("", each)
+        texts.append(star + method.init_text(inner, slot.makings))
+    return ", ".join(texts)
+
+
+def check_keywords(method: Method, slot: Slot) -> None:
+    """Checks that NNX gives the keyword arguments of all calls to the first layer, as Linen does.
+
+    Since Flax 0.12.12 `nnx.Sequential` gives them to every layer that takes them. Raises
+    LayerNotRewritableError if another layer takes one.
+    """
+    for making in slot.makings:
+        instance = method.program.records.made_by(making)
+        given = {name for call in (instance.calls if instance else ()) for name in call.kwargs}
+        for layer in list(making.made["layers"])[1:] if given else ():
+            for name in sorted(given & _taken(layer, given)):
+                raise LayerNotRewritableError("sequential-keywords", slot.node, name=name)
+
+
+def _taken(layer: Any, names: Set[str]) -> Set[str]:
+    """The keyword arguments, of these names, that a layer takes besides the output before it."""
+    try:
+        called = layer.__call__ if isinstance(layer, nn.Module) else layer
+        taken = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return frozenset()
+    first = {each.name for each in taken[:1] if each.kind is each.POSITIONAL_OR_KEYWORD}
+    if any(each.kind is each.VAR_KEYWORD for each in taken):
+        return names - first
+    return {each.name for each in taken if each.kind is not each.POSITIONAL_ONLY} - first
+
+
+def rest_of(
+    method: Method, slot: Slot, cls: type, layer: Layer, keyword: ast.keyword
+) -> tuple[str, set[str]]:
+    """What follows `**`, and the names that it gives: they go to the layer as they are.
+
+    `keyword` has the `**` arguments. Raises NotRewritableError if NNX's layer takes them in another
+    way, or only the call knows them.
+    """
+    value, plan = keyword.value, method.plan
+    is_own = (
+        isinstance(plan, FunctionPlan) and isinstance(value, ast.Name) and value.id == plan.rest
+    )
+    if not is_own and not _is_read_alone(method, slot, value):
+        raise LayerNotRewritableError("layer-rest", slot.node)
+    given: set[str] = set()
+    refused = {*layer.renames, *layer.modes, *layer.unsupported, *layer.dropped, *layer.sizes}
+    if not is_own:
+        # The call of a function gives up the name; a dict is given on as it is.
+        refused.add("name")
+    found = method.values(value, slot.makings)
+    if found is None or not all(isinstance(each, Mapping) for each in found):
+        raise LayerNotRewritableError("layer-rest", slot.node)
+    for arguments in found:
+        given |= set(arguments)
+        nones = [name for name in arguments if arguments[name] is None]
+        refused |= {name for name in nones if layer.refuses_none(cls, name)}
+    if given & refused:
+        if is_own:
+            raise NotRewritableError("layer-rest-differs", slot.node)
+        raise LayerNotRewritableError("layer-rest-differs", slot.node)
+    if is_own:
+        return ast.unparse(value), given
+    return method.init_text(value, slot.makings), given
+
+
+def _is_read_alone(method: Method, slot: Slot, value: ast.expr) -> bool:
+    """Whether a dict has one value that a constructor knows: nothing changes it on the way."""
+    if method.taint.touches(value):
+        return False
+    if not isinstance(value, ast.Name):
+        return True
+    source = method.source
+    bound = binding(method.node, value.id)
+    if not bound:
+        return True
+    read = [
+        each
+        for each in ast.walk(method.node)
+        if isinstance(each, ast.Name) and each.id == value.id and isinstance(each.ctx, ast.Load)
+    ]
+    parents = [source.parents[each] for each in read]
+    if any(isinstance(each, ast.Attribute) or _is_written(each) for each in parents):
+        raise NotRewritableError("layer-rest-changes", slot.node)
+    around = [*source.ancestors(slot.node)]
+    # The conditions around both hold for both.
+    sets = [each for each in bound if not (isinstance(each, ast.If) and each in around)]
+    is_bound_once = len(sets) == 1 and isinstance(sets[0], ast.Assign)
+    return is_bound_once and all(isinstance(each, ast.keyword) for each in parents)
+
+
+def _is_written(node: ast.AST) -> bool:
+    """Whether an item is set or deleted."""
+    return isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
+
+
+def fixed_mode(method: Method, slot: Slot, node: ast.expr) -> str | None:
+    """The mode in the calls of a layer.
+
+    `node` is the mode. Returns None if not every call of the layer is seen: then it stays in the
+    constructor.
+    """
+    if slot.outer is not None or slot.lift is not None or slot.is_list:
+        return None
+    if isinstance(node, ast.Constant) and node.value is None:
+        return None
+    if method.is_setup:
+        return _of_setup(method, slot, node)
+    return method.call_text(node) if _is_called(method, slot) else None
+
+
+def _is_called(method: Method, slot: Slot) -> bool:
+    """Whether a layer is called where it is made, and used in no other way."""
+    parent = method.source.parents[slot.node]
+    if isinstance(parent, ast.Call) and parent.func is slot.node:
+        return True
+    named = [n for n in ast.walk(method.node) if isinstance(n, ast.Name) and n.id == slot.variable]
+    loads = [n for n in named if isinstance(n.ctx, ast.Load)]
+    return (
+        len(named) - len(loads) == 1 and bool(loads) and all(_is_callee(method, n) for n in loads)
+    )
+
+
+def _of_setup(method: Method, slot: Slot, node: ast.expr) -> str | None:
+    statement = method.source.statement_of(slot.node)
+    if not isinstance(statement, ast.Assign) or statement.value is not slot.node:
+        return None
+    (target,) = statement.targets if len(statement.targets) == 1 else (None,)
+    children = [p for p in method.program.plans.values() if method.plan in p.bases]
+    if target is None or not is_self(target) or children:
+        return None
+    uses = [
+        each
+        for own in method.plan.methods.values()
+        for each in ast.walk(own)
+        if is_self(each, target.attr) and each is not target  # pyright: ignore
+    ]
+    if not uses or not all(_is_callee(method, each) for each in uses):
+        return None
+    edits = _without_locals(method, node)
+    if edits is None:
+        return None
+    return method.source.render(node, [*method.references.edits(node), *edits])
+
+
+def _is_callee(method: Method, node: ast.AST) -> bool:
+    parent = method.source.parents[node]
+    return isinstance(parent, ast.Call) and parent.func is node
+
+
+def _without_locals(method: Method, node: ast.expr) -> list[Edit] | None:
+    """Edits that put `self.config` in the place of a local `config`; None if that is not all."""
+    edits = []
+    for each in ast.walk(node):
+        if not isinstance(each, ast.Name) or each.id not in method.taint.pure:
+            continue
+        value = only_value(method.node, each.id)
+        if value is None or names_in(value) != {"self"} or not _is_plain(value):
+            return None
+        edits.append(method.source.edit(each, method.source.render(value)))
+    return edits
+
+
+def _is_plain(node: ast.AST) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def _splits_all(makings: Sequence[Making]) -> bool:
+    """Whether each step of an RNN draws other keys, as in NNX."""
+    given = [dict(making.made["split_rngs"]) for making in makings]
+    return all(split for each in given for name, split in each.items() if name != "params")

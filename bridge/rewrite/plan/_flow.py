@@ -281,6 +281,9 @@ class Flow:
             self._block(method.body)
             if (self._kept, self._lost) == before:
                 break
+            if self._kept != before[0]:
+                # What is kept from now on may be known in the loops.
+                self._lost = before[1]
         self.returned = [self._from_outside(each) for each in self.returned]
         self.updates = [each for each in self.updates if self._is_read(each)]
 

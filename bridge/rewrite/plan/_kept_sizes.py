@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bridge.rewrite.observe._records import Making
-from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
-from bridge.rewrite.syntax._source import Edit, is_self, names_in, operand
+from bridge.rewrite.syntax._source import Edit, is_none, is_self, names_in, operand
 
 from ._flow import (
     Chained,
@@ -38,7 +37,6 @@ from ._flow import (
     variables_of,
 )
 from ._function_plans import called_function
-from ._known_loops import Loop
 from ._layers import field_order
 from ._plans import Slot
 from ._references import References
@@ -46,6 +44,18 @@ from ._refusals import NotRewritableError
 
 # What is weaker than `+` is in parentheses in it; a product is not.
 _SUM = ast.Compare
+
+
+class Loop(NamedTuple):
+    """The text of a loop: `for {target} in {values}`."""
+
+    target: str
+    values: str
+
+    @property
+    def item(self) -> str:
+        """What the loop binds, where it is one of several."""
+        return f"({self.target})" if "," in self.target else self.target
 
 
 class Chain(NamedTuple):
@@ -109,7 +119,7 @@ class KeptSizes:
                 lists,
                 is_apart,
                 self._is_function,
-                method.program.records.lines.get(method.source.file, ()),
+                method.lines,
                 self._rank,
             ),
         )
@@ -235,16 +245,11 @@ class KeptSizes:
                 shape = self._of_call.given_shapes(making).get(name)
                 return shape[-1] if shape else None
             case Written(node=node):
-                return self._evaluated(node, making)
+                found = self._method.values(node, [making])
+                return None if found is None else found[0]
             case Sum() | Part() | Last() | Choice():
                 return _value_of(size, [self._value(each, making) for each in size.parts])
         return None
-
-    def _evaluated(self, node: ast.expr, making: Making) -> Any:
-        try:
-            return evaluate(node, {**self._method.namespace, **making.env}, making.fields)
-        except UnknownValueError:
-            return None
 
     def _changes(self, variables: set[str], made: ast.Call) -> bool:
         """Whether sizes change between where a layer is made and where it is called first."""
@@ -410,7 +415,8 @@ class KeptSizes:
                 known = self._chained.get(first.made) if isinstance(first, Chained) else None
                 if made not in self._chained:
                     self._text(first)
-                    self._chained[made] = known or self._name_beside(f"{self._slot_name(made)}_in")
+                    own = next(slot for slot in self._method.slots if slot.node is made)
+                    self._chained[made] = known or self._name_beside(f"{own.attribute}_in")
                     for each in passed.values():
                         self._text(each)
                 return self._chained[made]
@@ -421,9 +427,6 @@ class KeptSizes:
                 chosen, asked = (operand(each, ast.IfExp) for each in (self._text(then), asked))
                 return f"{chosen} if {asked} else {self._text(otherwise)}"
         return f"[{', '.join(map(self._text, size.parts))}]"
-
-    def _slot_name(self, made: ast.Call) -> str:
-        return next(slot.attribute for slot in self._method.slots if slot.node is made)
 
     def _known_edits(self, node: ast.AST) -> Iterator[Edit]:
         """What changes in an expression that a constructor knows."""
@@ -526,7 +529,7 @@ class _Folding(ast.NodeTransformer):
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
         self.generic_visit(node)
         if isinstance(node.op, ast.Or):
-            node.values = [e for e in node.values[:-1] if not _is_none(e)] + node.values[-1:]
+            node.values = [e for e in node.values[:-1] if not is_none(e)] + node.values[-1:]
         return node if len(node.values) > 1 else node.values[0]
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
@@ -546,7 +549,3 @@ class _Folding(ast.NodeTransformer):
             ):
                 return ast.Constant((value is None) == isinstance(comparison, ast.Is))
         return node
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None

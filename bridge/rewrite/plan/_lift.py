@@ -9,12 +9,10 @@ from typing import Any
 from bridge.rewrite.observe._records import Lifted
 from bridge.rewrite.syntax._source import binding, is_self, names_in, negated, operand, origins
 
-from ._axes import Axes, axis_texts
+from ._axes import PASSED, STACKS, Axes, axis_texts, check_options, metadata, stacked
 from ._method import Method
-from ._options import PASSED, STACKS, check_options
 from ._plans import Slot
 from ._refusals import NotRewritableError
-from ._stacking import metadata, stacked
 
 
 class Lift:

@@ -13,13 +13,15 @@ from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate, is_size
 from bridge.rewrite.syntax._source import (
     COMPREHENSIONS,
     Edit,
+    binding,
     is_fixed,
     is_self,
     loops_around,
     names_in,
+    only_value,
     operand,
 )
-from bridge.rewrite.syntax._taint import own_names
+from bridge.rewrite.syntax._taint import Taint, own_names
 
 from ._candidates import Candidates
 from ._computed import Computed
@@ -29,7 +31,6 @@ from ._makers import modes_in_call, without_mode
 from ._plans import CACHE, ClassPlan, Program, Slot
 from ._references import References
 from ._refusals import NotRewritableError
-from ._size_sources import choice_of, written_tuple
 from ._sizes import Sizes
 
 
@@ -89,6 +90,13 @@ class Method:
         text = self.sizes.solve(makings, values, hint, loops, at, allowed)
         self.used |= self.names_of(text)
         return text
+
+    def values(self, node: ast.AST, makings: Sequence[Making]) -> list[Any] | None:
+        """What an expression was each time, None where that is not known."""
+        try:
+            return [evaluate(node, {**self.namespace, **m.env}, m.fields) for m in makings]
+        except UnknownValueError:
+            return None
 
     @property
     def lines(self) -> Collection[int]:
@@ -168,11 +176,13 @@ class Method:
             return
         if isinstance(node, ast.expr) and self.taint.touches(node):
             if self.taint.dimensions.computes(node, self.taint.touches):
-                yield from self._computed(node, makings)
-                return
-            chosen = self._choice(node, makings)
-            if chosen is not None:
-                yield from chosen
+                children = ast.iter_child_nodes(node)
+                edits = [edit for each in children for edit in self.init_edits(each, makings)]
+                text = self.source.render(node, edits)
+                if not self.names_of(text):
+                    # The layer behind has this size, too.
+                    self.sizes.candidates.computed[node] = text
+                yield from edits
                 return
             text = self._written_out(node, makings)
             if text is None:
@@ -197,31 +207,6 @@ class Method:
             return False
         is_free = self.plan.slots.keys().isdisjoint(ast.walk(node))
         return is_free and not self.taint.names.isdisjoint(own_names(node))
-
-    def _computed(self, node: ast.expr, makings: Sequence[Making]) -> Iterator[Edit]:
-        """What changes in an expression that computes with dimensions of arguments."""
-        edits = [edit for c in ast.iter_child_nodes(node) for edit in self.init_edits(c, makings)]
-        text = self.source.render(node, edits)
-        if not self.names_of(text):
-            # The layer behind has this size, too.
-            self.sizes.candidates.choices[node] = text
-        yield from edits
-
-    def _choice(self, node: ast.expr, makings: Sequence[Making]) -> list[Edit] | None:
-        """What changes in an expression that chooses, None if it is another one."""
-        choice = choice_of(node, self.taint)
-        if choice is None:
-            return None
-        texts = [self.as_size(each, makings) for each in choice.factors]
-        if None in texts:
-            return None
-        edits = [self.source.edit(e, str(t)) for e, t in zip(choice.factors, texts, strict=True)]
-        edits += [edit for each in choice.known for edit in self.init_edits(each, makings)]
-        text = self.source.render(node, edits)
-        if not self.names_of(text):
-            # The layer behind has this size, too.
-            self.sizes.candidates.choices[node] = text
-        return edits
 
     def _written_out(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
         """`(1, self.length, in_features)` for the name of such a tuple, None for anything else."""
@@ -262,17 +247,10 @@ class Method:
             text = self._given_size(dimension, node, makings)
             if text is not None:
                 return text
-        values = []
-        for making in makings:
-            try:
-                value = evaluate(node, {**self.namespace, **making.env}, making.fields)
-            except UnknownValueError:
-                return None
-            # A shape may be of no dimensions where a field says so.
-            is_scalar = isinstance(value, tuple) and not value
-            if not (is_size(value) or is_scalar):
-                return None
-            values.append(tuple(value) if isinstance(value, list) else value)
+        found = self.values(node, makings)
+        if found is None or not all(is_size(value) or _is_empty(value) for value in found):
+            return None
+        values = [tuple(value) if isinstance(value, list) else value for value in found]
         if not any(map(is_size, values)):
             return None
         hint = node.id if isinstance(node, ast.Name) else "size"
@@ -399,6 +377,39 @@ class Method:
         return loops_around(self.source, node, self.node)
 
 
+def _is_empty(value: Any) -> bool:
+    """Whether a value is the shape of no dimensions, as where a field says so."""
+    return isinstance(value, tuple) and not value
+
+
 def _item(value: Any, number: int) -> Any:
     """An item of a tuple; None of anything else, as of one with others."""
     return value[number] if isinstance(value, tuple) and number < len(value) else None
+
+
+def written_tuple(
+    function: ast.FunctionDef,
+    node: ast.AST,
+    namespace: Mapping[str, Any],
+    makings: Sequence[Making],
+    taint: Taint,
+) -> ast.Tuple | None:
+    """The tuple that a name stands for each time that it is read.
+
+    The name `node` is read in `function`. `makings` has every time that it was read. Returns None
+    if it is no such name, or if what the tuple is made of got another value since.
+    """
+    value = only_value(function, node.id) if isinstance(node, ast.Name) else None
+    if not isinstance(value, ast.Tuple) or not makings or makings[0].is_cache:
+        return None
+    for making in makings:
+        try:
+            now = evaluate(value, {**namespace, **making.env}, making.fields)
+        except UnknownValueError:
+            # The parts that need the call are told by their values.
+            read = [names_in(part) for part in value.elts if not taint.touches(part)]
+            known = set().union(*read) & taint.pure
+            return value if all(len(binding(function, name)) == 1 for name in known) else None
+        if now != making.env.get(node.id):  # pyright: ignore
+            return None
+    return value

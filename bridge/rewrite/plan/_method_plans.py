@@ -12,16 +12,15 @@ from flax import linen as nn
 from bridge._train_eval import MODE_FIELDS
 
 from ._body import Slice
-from ._class_checks import check_class
+from ._class_fields import check_class
 from ._computed import Computed
 from ._constructors import made_text
-from ._containers import is_apart
 from ._function_plans import FunctionPlan, taint_of
 from ._kept_sizes import Chain
 from ._method import Method
 from ._plans import ClassPlan, Lines, Program, Slot
 from ._references import References
-from ._slots import name_slots
+from ._slots import is_apart, name_slots
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,7 +94,7 @@ class References:
         value = self.value_of(node)
         if isinstance(value, type):
             return self._class(node, value)
-        if isinstance(node, ast.Attribute) and self._is_linen(node.value):
+        if isinstance(node, ast.Attribute) and self.value_of(node.value) is nn:
             return self._function(node.attr, value)
         return None
 
@@ -127,9 +127,6 @@ class References:
         if value is not None and getattr(nnx.initializers, name, None) is value:
             return f"nnx.initializers.{name}"
         return None
-
-    def _is_linen(self, node: ast.AST) -> bool:
-        return self.value_of(node) is nn
 
     def is_lifted(self, node: ast.Call) -> bool:
         """Whether a call is one of a lifted transform."""
@@ -179,9 +176,7 @@ class References:
             yield from self.edits(value)
         for keyword in node.keywords:
             if keyword.arg in layer.unsupported:
-                raise NotRewritableError(
-                    "no-layer-argument", node, layer=layer.name, name=keyword.arg
-                )
+                raise NotRewritableError("no-argument", node, layer=layer.name, name=keyword.arg)
             new = layer.renames.get(keyword.arg or "", keyword.arg)
             if new != keyword.arg:
                 begin = self.source.offset(keyword.lineno, keyword.col_offset)

@@ -176,10 +176,6 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "nnx.{layer} has no argument {name}",
         "Remove {name} if its default will do.",
     ),
-    "no-layer-argument": (
-        "the NNX counterpart of {layer} has no argument {name}",
-        "Remove {name} if its default will do.",
-    ),
     "lacks-argument": (
         "nnx.{layer} needs the argument {name}",
         "Pass {name}.",
@@ -313,11 +309,7 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         ),
     ),
     "expression-not-run": (
-        "a layer is made in an expression that never ran",
-        "Add an entry point that reaches it (`also=`, in the command `--model`).",
-    ),
-    "statement-not-run": (
-        "a layer is made in a statement that never ran",
+        "a layer is made in code that never ran",
         "Add an entry point that reaches it (`also=`, in the command `--model`).",
     ),
     # Where layers are made.
@@ -348,10 +340,6 @@ _TABLE: Mapping[str, tuple[str, str]] = {
     "outside-layer": (
         "a function outside the class makes one of its layers",
         "Make the layer in a method of the class.",
-    ),
-    "outside-module": (
-        "a function outside the class makes one of its modules",
-        "Make the module in a method of the class.",
     ),
     # Functions that make layers.
     "around-left": (

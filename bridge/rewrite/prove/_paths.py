@@ -15,11 +15,10 @@ from bridge.port._rule_text import rules_of as compressed
 from bridge.rewrite.observe._records import Making, Path
 from bridge.rewrite.observe._snapshots import path_of
 from bridge.rewrite.plan._computed import Computed
-from bridge.rewrite.plan._containers import held_attributes
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._layers import field_order
 from bridge.rewrite.plan._plans import ClassPlan, Program, Slot
-from bridge.rewrite.plan._slots import name_node, slots_of_run
+from bridge.rewrite.plan._slots import held_attributes, name_node, slots_of_run
 
 _NUMBERS = re.compile(r"\d+(_\d+)*")
 

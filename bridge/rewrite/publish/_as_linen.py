@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,8 +23,9 @@ from bridge.rewrite.prove._interfaces import Interfaces
 from bridge.rewrite.prove._linen_check import fault, fault_of_fields
 from bridge.rewrite.prove._pairing import made
 from bridge.rewrite.prove._parts import entry_of, first_calls
-from bridge.rewrite.syntax._source import Edit, Source, bound_in, is_import
+from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
+from ._in_place import behind_flax
 from ._writing import check_sources
 
 
@@ -203,20 +203,12 @@ class AsLinen:
             for plan in file.plans
             if plan.cls in self._pieces
         ]
-        imports = [node for node in source.tree.body if is_import(node)]
+        imports = (node for node in source.tree.body if is_import(node))
         if edits and not any("bridge" in bound_in(node) for node in imports):
-            edits.append(_import_of_bridge(source, imports))
+            edits.append(behind_flax(source, ["import bridge"]))
         return source.stretch(0, len(source.data), edits)
 
 
 def _is_global(cls: type) -> bool:
     """Whether a program can name a class: not one that a lifted transform has made."""
     return getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
-
-
-def _import_of_bridge(source: Source, imports: Sequence[ast.stmt]) -> Edit:
-    """`import bridge` behind the last import of Flax."""
-    flax = [n for n in imports if ast.unparse(n).startswith(("from flax", "import flax"))]
-    last = (flax or imports)[-1]
-    place = source.offset((last.end_lineno or last.lineno) + 1, 0)
-    return Edit(place, place, "import bridge\n")

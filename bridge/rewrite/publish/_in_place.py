@@ -14,9 +14,9 @@ from bridge.rewrite._failures import RewriteError
 from bridge.rewrite.emit._files import NewFile, names_of
 from bridge.rewrite.plan._plans import ClassPlan
 from bridge.rewrite.plan._refusals import refused
-from bridge.rewrite.syntax._source import Edit, bound_in, is_import
+from bridge.rewrite.syntax._source import Edit, Source, bound_in, is_import
 
-from ._functions import Training
+from ._result import Training
 from ._uses import Uses
 from ._writing import bytes_of, shown_path
 
@@ -163,7 +163,7 @@ def in_place_text(file: NewFile, more: Iterable[Edit] = ()) -> str:
     added = ["from flax import nnx"] if "nnx" in used - bound else []
     added += [f"import {name}" for name in ("bridge", "registry") if name in used - bound]
     if added:
-        edits.append(_behind_flax(file, added))
+        edits.append(behind_flax(source, added))
     return source.stretch(0, len(source.data), _merged(edits))
 
 
@@ -182,9 +182,8 @@ def _with_names(node: ast.Import | ast.ImportFrom, kept: list[ast.alias]) -> ast
     return ast.ImportFrom(node.module, kept, node.level)
 
 
-def _behind_flax(file: NewFile, added: list[str]) -> Edit:
+def behind_flax(source: Source, added: Iterable[str]) -> Edit:
     """New imports behind those of Flax, or behind the last one."""
-    source = file.source
     nodes = [node for node in source.tree.body if is_import(node)]
     flax = [n for n in nodes if ast.unparse(n).startswith(("from flax", "import flax"))]
     absolute = [n for n in nodes if not getattr(n, "level", 0)]

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from bridge.rewrite.syntax._source import Source
+from bridge.rewrite.syntax._source import Source, imported_from
 
 from ._writing import is_own
 
@@ -174,11 +174,7 @@ class Uses:
                     name = alias.asname or alias.name
                     found[name] = alias.name
             else:
-                where = node.module or ""
-                if node.level:
-                    parts = package.split(".") if package else []
-                    parts = parts[: len(parts) - node.level + 1]
-                    where = ".".join([*parts, *([node.module] if node.module else [])])
+                where = imported_from(node, package)
                 for alias in node.names:
                     name = alias.asname or alias.name
                     known = self.known.get((where, alias.name))

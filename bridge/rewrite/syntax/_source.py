@@ -12,7 +12,7 @@ import ast
 import functools
 import pathlib
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from bridge.rewrite.observe._records import Span
@@ -258,6 +258,21 @@ def is_fixed(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, bool)
 
 
+def is_none(node: ast.AST | None) -> bool:
+    """Whether an expression is None."""
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def walk_without(nodes: Iterable[ast.AST], skipped: Callable[[ast.AST], bool]) -> Iterator[ast.AST]:
+    """Some nodes and what is in them, without those that are skipped and what is in these."""
+    stack = [*nodes]
+    while stack:
+        node = stack.pop()
+        if not skipped(node):
+            yield node
+            stack.extend(ast.iter_child_nodes(node))
+
+
 def names_in(node: ast.AST) -> set[str]:
     """The names that an expression or statement reads."""
     return {
@@ -350,6 +365,15 @@ def is_import(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Try):
         return all(isinstance(s, ast.Import | ast.ImportFrom) for s in statement.body)
     return isinstance(statement, ast.Import | ast.ImportFrom)
+
+
+def imported_from(node: ast.ImportFrom, package: str) -> str:
+    """The name of the module that a statement imports from, in a file of a package."""
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".") if package else []
+    parts = parts[: len(parts) - node.level + 1]
+    return ".".join([*parts, *([node.module] if node.module else [])])
 
 
 def indented(text: str, old: int, new: int) -> str:

@@ -1,21 +1,27 @@
-"""The new text of a file of the program: the old one with its changes, and imports of new files."""
+"""The new text of a file: its changes, the class of its states, and imports of new files."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 from collections.abc import Collection, Iterator, Mapping
 
 from flax.training.train_state import TrainState
 
 from bridge.rewrite.emit._files import SUFFIX, NewFile, alias_text, import_line
 from bridge.rewrite.plan._plans import Program as Classes
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.publish._in_place import in_place_text
-from bridge.rewrite.syntax._source import Edit, bound_in, is_import, span_of
+from bridge.rewrite.syntax._source import (
+    Edit,
+    bound_in,
+    imported_from,
+    is_docstring,
+    is_import,
+    span_of,
+)
 
-from ._changes import Change, edits_of
-from ._program import File
-from ._states import plain_state
+from ._changes import Arguments, Change, Part, edits_of
+from ._program import GONE, File, Kind
 
 
 def text_of(
@@ -43,7 +49,7 @@ def text_of(
     if file.state:
         last = [node for node in tree.body if is_import(node)][-1]
         place = starts[span_of(last).end_line]
-        edits.append(Edit(place, place, f"\n\n{plain_state(file.state)}\n"))
+        edits.append(Edit(place, place, f"\n\n{_PLAIN.format(file.state)}\n"))
         for node in tree.body:
             span = span_of(node)
             if not isinstance(node, ast.ClassDef) and bound_in(node) == {file.state}:
@@ -79,9 +85,7 @@ def modules_in(file: File) -> set[str]:
 
 
 def _absolute(file: File, node: ast.ImportFrom) -> str:
-    where = f"{'.' * node.level}{node.module or ''}"
-    package = getattr(file.module, "__package__", "") or ""
-    return importlib.util.resolve_name(where, package) if node.level else where
+    return imported_from(node, getattr(file.module, "__package__", "") or "")
 
 
 def _redirected(
@@ -111,3 +115,64 @@ def _redirected(
             places.setdefault(where, []).append(alias_text(alias))
     lines = [import_line(place, given) for place, given in places.items()]
     return lines if any(SUFFIX in line for line in lines) else None
+
+
+# The class that takes the place of Flax's `TrainState`.
+_PLAIN = '''class {}(nnx.Module):
+    """The model and its optimizer."""
+
+    def __init__(self, model: nnx.Module, optimizer: nnx.Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer'''
+
+
+def state_class(node: ast.ClassDef, kinds: Mapping[str, Kind]) -> tuple[Part, ...]:
+    """The text of a class of states with fields of its own.
+
+    `kinds` has what its fields held. Raises NotRewritableError if the class has more than fields.
+    """
+    arguments: list[tuple[Part, ...]] = [
+        ("self",),
+        ("model: nnx.Module",),
+        ("optimizer: nnx.Optimizer",),
+    ]
+    lines: list[str] = []
+    docstring: tuple[Part, ...] = ()
+    for each in node.body:
+        if is_docstring(each):
+            docstring = ("\n    ", each, "\n")
+        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            name = each.target.id
+            if kinds.get(name) in GONE:
+                continue
+            if kinds.get(name, Kind.OTHER) not in (Kind.OTHER, Kind.OPTIONAL):
+                raise NotRewritableError("state-field", each, name=name)
+            if not lines:
+                arguments.append(("*",))
+            is_static, default = _options(each.value)
+            given = () if default is None else (" = ", default)
+            arguments.append((f"{name}: ", each.annotation, *given))
+            lines.append(f"self.{name} = {name if is_static else f'nnx.data({name})'}")
+        elif not isinstance(each, ast.Pass):
+            raise NotRewritableError("state-body", each, name=node.name)
+    body = "".join(f"\n        {line}" for line in lines)
+    return (
+        f"class {node.name}(nnx.Module):",
+        *docstring,
+        "\n    def __init__",
+        Arguments(tuple(arguments), indent=4),
+        " -> None:\n        self.model = model\n        self.optimizer = optimizer",
+        body,
+    )
+
+
+def _options(value: ast.expr | None) -> tuple[bool, ast.expr | None]:
+    """Whether a field is static, and its default."""
+    if not isinstance(value, ast.Call):
+        return False, value
+    named = {k.arg: k.value for k in value.keywords}
+    node = named.get("pytree_node")
+    if not {*named} <= {"pytree_node", "default"} or value.args:
+        raise NotRewritableError("state-field", value, name=ast.unparse(value))
+    is_static = isinstance(node, ast.Constant) and node.value is False
+    return is_static, named.get("default")

@@ -21,19 +21,16 @@ from bridge.rewrite.plan._refusals import NotRewritableError, Refusal, refused
 from bridge.rewrite.prove._build import Maker, importable
 from bridge.rewrite.prove._draws import drawn_in_calls, draws
 from bridge.rewrite.prove._pairing import made
-from bridge.rewrite.publish._functions import FunctionResult, Training
 from bridge.rewrite.publish._places import Made
+from bridge.rewrite.publish._result import FunctionResult, Training
 from bridge.rewrite.publish._uses import ClassName, Uses
 from bridge.rewrite.publish._writing import check_sources
 
 from ._changes import Before, Change
-from ._compare import DifferenceError, compare
 from ._functions import UNREACHED, is_concerned, plan_function
-from ._kinds import Recognizer
-from ._program import File, Place, Program, first_line
-from ._run import Ran, Seen, ran, sample_of, world
-from ._states import state_class
-from ._texts import modules_in, text_of
+from ._program import File, Place, Program, Recognizer, first_line
+from ._run import DifferenceError, Ran, Seen, compare, ran, sample_of, world
+from ._texts import modules_in, state_class, text_of
 
 # What a module is under its new name, while the new program is proven. Its text runs under the old
 # name, as modules that register something, such as absl's flags, may not do so by two names.
