@@ -45,7 +45,8 @@ def applied(variables, x):
 def test_outputs_are_equal_without_any_help_of_the_rewriter():
     x = random_inputs(spec(2, SIZE))
     variables = random_variables(jax.eval_shape(models.Functions().init, jax.random.key(1), x))
-    model = without_weights(lambda: module().Functions(in_features=SIZE, rngs=nnx.Rngs(2)))
+    make = module().Functions
+    model = without_weights(lambda: make(in_features=SIZE, rngs=nnx.Rngs(2)))
     port.plan(variables, model, rewritten().rules).apply()
     found = nnx.jit(lambda m, x: m(x))(model, x)[0]
     expected = jax.jit(applied)(variables, x)[0]
@@ -53,13 +54,13 @@ def test_outputs_are_equal_without_any_help_of_the_rewriter():
 
 
 def test_leaves_keep_their_shapes_and_specs():
-    model = without_weights(lambda: module().OtherAxes(in_features=SIZE, rngs=nnx.Rngs(0)))
+    make = functools.partial(module().OtherAxes, in_features=SIZE)
+    model = without_weights(lambda: make(rngs=nnx.Rngs(0)))
     assert model.scanned.kernel.shape == (SIZE, 3, SIZE)
     assert model.scanned.kernel.out_sharding == ("embed", "stage", "mlp")
     assert model.scanned.bias.shape == (SIZE, 3)
     assert model.mapped.kernel.shape == (SIZE, SIZE, 2)
-    make = functools.partial(module().OtherAxes, axis=0, in_features=SIZE)
-    other = without_weights(lambda: make(rngs=nnx.Rngs(0)))
+    other = without_weights(lambda: make(axis=0, rngs=nnx.Rngs(0)))
     assert other.scanned.kernel.out_sharding == ("stage", "embed", "mlp")
     assert other.shifted.dense.bias.shape == (2, SIZE)
 
@@ -92,7 +93,8 @@ def test_one_cell_draws_another_mask_at_each_step():
 
 def test_the_transforms_are_there():
     """What is rematerialised is seen in the program alone."""
-    model = without_weights(lambda: module().Functions(in_features=SIZE, rngs=nnx.Rngs(0)))
+    make = module().Functions
+    model = without_weights(lambda: make(in_features=SIZE, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(model)
     x = jnp.ones((2, SIZE))
     new = str(jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s)(x))(state, x))
