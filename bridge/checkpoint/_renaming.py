@@ -205,8 +205,9 @@ def _links(
                     problems.append((_text(path), _no_axis(shape)))
         for link in own:
             # Other writers make a box or a Variable a mapping with one key.
-            names = link.new[1], (*link.new[1], "value"), link.new[1][:-1]
-            names = names[:2] if not to_nnx or names[0][-1:] != ("value",) else names[::2]
+            own_path = link.new[1]
+            has_key = to_nnx and own_path[-1:] == ("value",)
+            names = own_path, own_path[:-1] if has_key else (*own_path, "value")
             there = next(((prefix, name) for name in names if (prefix, name) in nnx), None)
             entry = link.layers[1]
             if to_nnx:
