@@ -11,7 +11,6 @@ import os
 import pathlib
 import sys
 import sysconfig
-import tomllib
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -267,6 +266,8 @@ def load_rules(file: pathlib.Path | None) -> Mapping[str, str] | None:
     """
     if file is None:
         return None
+    import tomllib
+
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

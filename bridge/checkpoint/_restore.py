@@ -159,7 +159,7 @@ def restore(
         if verify:
             check_has_digests(source)
             source = dataclasses.replace(source, digests=[])
-        source = with_optimizer(source, main, targets, rules)
+        source = with_optimizer(source, main, targets, rules) if targets else source
         source = for_target(source, main, rules) if rules else source
         compared = TargetComparison(source, rngs, allow_missing, allow_unexpected)
         own = {} if main is None else compared.match(source.variables, main)
